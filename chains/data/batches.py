@@ -36,8 +36,8 @@ class Batches:
     augment : callable, optional
         An `Augment`, or a function of images and a random generator: it changes the first array of each batch.
     scale : float, optional
-        Multiplies the first array, behind `augment`, which becomes float32 unless it is float64: ``scale=1 / 255`` makes
-        numbers from 0 to 1 of the bytes that pixels are. Scale images for validation alike: ``x * np.float32(1 / 255)``.
+        Multiplies the first array, after `augment`, which becomes float32 unless it is float64: ``scale=1 / 255`` maps bytes
+        of pixels to numbers from 0 to 1. Scale images for validation likewise: ``x * np.float32(1 / 255)``.
 
     Raises
     ------
@@ -53,15 +53,9 @@ class Batches:
     """
 
     def __init__(
-        self,
-        *arrays: Any,
-        batch_size: int,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-        augment: Augmentation | None = None,
-        scale: float | None = None,
-    ) -> None:
+        self, *arrays: Any, batch_size: int, shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+        augment: Augmentation | None = None, scale: float | None = None,
+    ) -> None:  # fmt: skip
         if not arrays:
             raise ValueError("`arrays` is empty; try Batches(x, t, batch_size=10)")
         self.arrays = tuple(as_unmasked(f"arrays[{k}]", array) for k, array in enumerate(arrays))
@@ -78,7 +72,11 @@ class Batches:
         if isinstance(augment, Augment):
             augment.check(self.arrays[0].shape)
         if scale is not None:
-            _check_scale(scale, self.arrays[0])
+            check_number("scale", scale, "finite", ", such as 1 / 255")
+            if scale == 0:
+                raise ValueError("`scale` (=0) must not be zero")
+            if self.arrays[0].dtype.kind not in "fiub":
+                raise TypeError(f"the first array must be real to be scaled, got {self.arrays[0].dtype}")
         self.samples = lengths[0]
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -158,15 +156,6 @@ def pass_from(source: Iterable[Item], batch: int) -> Iterator[Item]:
     for _ in zip(range(batch), batches, strict=False):
         pass
     return batches
-
-
-def _check_scale(scale: Any, array: np.ndarray) -> None:
-    """Raise TypeError or ValueError unless the array can be multiplied by `scale`."""
-    check_number("scale", scale, "finite", ", such as 1 / 255")
-    if scale == 0:
-        raise ValueError("`scale` (=0) must not be zero")
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"the first array must be real to be scaled, got {array.dtype}")
 
 
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:

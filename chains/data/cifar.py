@@ -24,7 +24,7 @@ MIRRORS = ("https://www.cs.toronto.edu/~kriz/",)
 
 
 def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examples:
-    """The images and labels in a file of CIFAR-10's binary format, gzipped or plain (told by its first bytes).
+    """The images and labels in a file of CIFAR-10's binary format, gzipped or plain (by its first bytes).
 
     A record is one byte with the label, from 0 to 9, and 3,072 with the pixels, by channel, row and column. Source: Krizhevsky,
     "Learning multiple layers of features from tiny images", 2009, and the data set's page.

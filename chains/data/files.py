@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 class DataFile:
     """A file of a data set: its name on the mirrors, and the SHA-256 of what they serve, in hexadecimal.
 
-    A file that comes in an archive has no hash of its own, and is there under its name without ``.gz``.
+    A file of an archive has no hash, and has its name without ``.gz`` there.
     """
 
     name: str
@@ -48,12 +48,9 @@ class Archive:
 
 
 def find(
-    name: str,
-    files: Sequence[DataFile],
-    mirrors: Sequence[str],
-    folder: str | PathLike[str] | None = None,
+    name: str, files: Sequence[DataFile], mirrors: Sequence[str], folder: str | PathLike[str] | None = None,
     archive: Archive | None = None,
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """The paths of a data set's files, in order, from the first place that has all of them.
 
     `folder` is the only place looked at where it is given. Otherwise: the folder `name` inside that of the
@@ -141,7 +138,7 @@ def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path
 
 
 class Reader:
-    """A data file opened for reading; its first bytes tell whether it is gzipped, not its name.
+    """A data file opened for reading; gzipped or plain by its first bytes, not by its name.
 
     Memory grows with what is read, never with what a damaged or hostile file would unpack to. Raises OSError where the file
     cannot be opened or is a directory, a pipe or a device.

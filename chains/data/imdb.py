@@ -33,7 +33,7 @@ def load_imdb(
     count : int
         How many ids there are: rarer words become 2.
     length : int
-        Of each review so many last ids are kept; shorter ones have zeros behind them.
+        How many ids of each review are kept, the last ones; shorter reviews end with zeros.
 
     Returns
     -------

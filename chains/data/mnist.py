@@ -26,7 +26,7 @@ MAX_DIMENSIONS = 64  # NumPy's own limit
 
 
 def read_idx(path: str | PathLike[str]) -> np.ndarray:
-    """The array in an IDX file, gzipped or plain (told by its first bytes, not by its name).
+    """The array in an IDX file, gzipped or plain (by its first bytes, not by its name).
 
     No more is read than the file's first bytes promise, whatever it would unpack to. Source: "The IDX file format", at the foot
     of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
@@ -65,7 +65,7 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
         file.check_end(4 + 4 * dimensions + size, f"a header and {dtype.name} values of shape {shape}")
     try:
         array = np.frombuffer(content, dtype).reshape(shape)
-    except ValueError as error:  # a length of zero beside absurd ones
+    except ValueError as error:  # a length of zero next to absurd ones
         raise ValueError(f"{path} is damaged: no array has its shape, {shape} ({error})") from error
     return array.astype(dtype.newbyteorder("="), copy=False)
 

@@ -19,11 +19,11 @@ def pad(
     Parameters
     ----------
     sequences : list of arrays
-        Each (steps,) or (steps, ...), all alike but for the number of their steps.
+        Each (steps,) or (steps, ...), all of the same shape but for their steps.
     length : int, optional
-        Of longer ones the last so many steps are kept; by default that of the longest.
+        How many steps are kept of longer ones, the last ones; by default the longest has all.
     padding : number
-        What stands behind shorter ones.
+        The value after the end of shorter ones.
     dtype : type, optional
         Of the array; by default int64 for whole numbers, else that of the sequences.
 
@@ -66,7 +66,7 @@ def buckets(lengths: Any, bounds: Sequence[int]) -> list[np.ndarray]:
     lengths : array of int, shape (sequences,)
         How long each is.
     bounds : list of int
-        The longest of each bucket, growing. What is longer than the last one is in that one too, to be cut.
+        The longest of each bucket, growing. Sequences longer than the last bound are in the last bucket, where `pad` cuts them.
 
     Returns
     -------

@@ -109,7 +109,14 @@ def _layer(layer: Layer) -> dict[str, Any]:
         }
     if LAYERS.get(name) is not type(layer):
         return {"custom_layer": f"{type(layer).__module__}.{type(layer).__qualname__}"}
-    return {"layer": name, **{setting: _setting(layer, setting, kind) for setting, kind in _settings(type(layer))}}
+    settings = {}
+    for setting, kind in _settings(type(layer)):
+        value = getattr(layer, setting)
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            settings[setting] = {key: _described(each) for key, each in dict(value).items()}
+        else:
+            settings[setting] = _described(value)
+    return {"layer": name, **settings}
 
 
 def _settings(kind: type[Layer]) -> Iterator[tuple[str, Any]]:
@@ -117,13 +124,6 @@ def _settings(kind: type[Layer]) -> Iterator[tuple[str, Any]]:
     if kind.__init__ is not object.__init__:
         for parameter in list(signature(kind.__init__).parameters.values())[1:]:
             yield parameter.name, parameter.kind
-
-
-def _setting(layer: Layer, name: str, kind: Any) -> Any:
-    value = getattr(layer, name)
-    if kind is inspect.Parameter.VAR_KEYWORD:
-        return {name: _described(each) for name, each in dict(value).items()}
-    return _described(value)
 
 
 def _activation(f: Activation) -> Any:
@@ -206,7 +206,7 @@ def _built_activation(value: Any) -> Activation:
 
 
 def _built_formula(value: Mapping[str, Any], count: int | None = None) -> Formula:
-    """A formula of so many outputs, or of any number."""
+    """A formula of `count` outputs, or of any number."""
     inputs = tuple(map(str, value["inputs"]))
     instructions = []
     for number, (name, operands, constant) in enumerate(value["instructions"], len(inputs)):

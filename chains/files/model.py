@@ -26,7 +26,7 @@ FORMAT = "chains 1"
 def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) -> None:
     """Write a network and its parameters to a file of safetensors.
 
-    Each parameter stands there by its name (`net.layout`), as an array of its own shape, and so does each array of the state.
+    Each parameter is an array of its own shape under its name (`net.layout`), and so is each array of the state.
     The architecture is JSON in the file's metadata, with a digest of the whole file. Custom layers are written by their names
     alone. The file is written under a unique name in the same folder and then moved to its place: readers find the old file or
     the new one, and of several writers the last one counts.

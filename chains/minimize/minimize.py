@@ -43,17 +43,9 @@ class Result:
 
 
 def minimize(
-    function: Function,
-    p: Array,
-    method: str = "BFGS",
-    *,
-    memory: int = 10,
-    gtol: float = 1e-5,
-    ftol: float | None = None,
-    maxiter: int | None = None,
-    callback: Callable[[Array], object] | None = None,
-    progress: bool | None = None,
-) -> Result:
+    function: Function, p: Array, method: str = "BFGS", *, memory: int = 10, gtol: float = 1e-5, ftol: float | None = None,
+    maxiter: int | None = None, callback: Callable[[Array], object] | None = None, progress: bool | None = None,
+) -> Result:  # fmt: skip
     """Minimise a function of a vector where that vector lies, in NumPy's memory or on a GPU.
 
     Parameters

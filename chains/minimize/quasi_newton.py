@@ -47,9 +47,9 @@ class Direction(ABC):
 
 
 class DenseInverse(Direction):
-    """BFGS: the inverse Hessian as a matrix, widened where the function turns out to be less curved than the matrix says.
+    """BFGS: the inverse Hessian as a matrix, widened where the function is less curved than the matrix says.
 
-    For the line search mends a matrix that is too large at once, but accepts the short unit steps of one that is too small.
+    The line search corrects a matrix that is too large in one step, but accepts the short unit steps of one that is too small.
     Source: Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algorithms", JOTA 96, 1998.
     """
 
@@ -167,7 +167,7 @@ class QuasiNewton:
                 value = rise = math.inf
             if value < best[2]:
                 best = (step, p, value, g)
-            # Near the minimum values differ by rounding alone, and slopes tell (Hager and Zhang 2005, approximate Wolfe).
+            # Near the minimum values differ by rounding alone: slopes decide (Hager and Zhang 2005, approximate Wolfe).
             flat = value <= start + 1e-15 * abs(start) and (2.0 * DECREASE - 1.0) * slope >= rise
             falls = value <= start + DECREASE * step * slope or flat
             if falls and abs(rise) <= -CURVATURE * slope:

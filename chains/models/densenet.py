@@ -74,13 +74,9 @@ def densenet121(classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *
 
 
 def densenet(
-    blocks: Sequence[int],
-    classes: int = 1000,
-    input_shape: SampleShape = (3, 224, 224),
-    *,
-    growth: int = 32,
+    blocks: Sequence[int], classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, growth: int = 32,
     backend: str = "auto",
-) -> Chain:
+) -> Chain:  # fmt: skip
     """A densely connected network. Its outputs, (classes,), are logits.
 
     The network without its head, ``net[:-1]``, gives features after average pooling: 1,024 of them in DenseNet-121. Source:
@@ -90,7 +86,7 @@ def densenet(
     ----------
     blocks : sequence of int
         The layers of each dense block: (6, 12, 24, 16) for DenseNet-121, (6, 12, 32, 32) for DenseNet-169, (6, 12, 48, 32) for
-        DenseNet-201. Between them half of the channels go on.
+        DenseNet-201. The transitions between them keep half of the channels.
     classes : int
         The number of outputs.
     input_shape : tuple of int
@@ -125,7 +121,7 @@ def densenet(
 
 
 def _dense_layer(inputs: int, growth: int) -> Layer:
-    """The channels of the input, and behind them those made of it."""
+    """The channels of the input, followed by those made of it."""
     between = BOTTLENECK * growth
     return Parallel(Series(), Series(*_convolution(inputs, between, 1), *_convolution(between, growth, 3)))
 

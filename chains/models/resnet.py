@@ -66,13 +66,9 @@ def resnet50(classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, b
 
 
 def resnet(
-    blocks: Sequence[int],
-    classes: int = 1000,
-    input_shape: SampleShape = (3, 224, 224),
-    *,
-    width: int = 64,
+    blocks: Sequence[int], classes: int = 1000, input_shape: SampleShape = (3, 224, 224), *, width: int = 64,
     backend: str = "auto",
-) -> Chain:
+) -> Chain:  # fmt: skip
     """A residual network. Its outputs, (classes,), are logits.
 
     The network without its head, ``net[:-1]``, gives features after average pooling: ``32 * width`` of them for four stages,

@@ -28,6 +28,8 @@ class Adagrad(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "eps")
+    n_states: ClassVar[int] = 1
+    rests: ClassVar[bool] = True
 
     learning_rate: Rate = 1e-2
     eps: float = 1e-10
@@ -35,14 +37,6 @@ class Adagrad(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("eps", self.eps, "in (0, inf)")
-
-    @property
-    def n_states(self) -> int:
-        return 1
-
-    @property
-    def rests(self) -> bool:
-        return True
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         eps = self.eps

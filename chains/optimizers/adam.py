@@ -30,6 +30,7 @@ class Adam(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "beta1", "beta2", "eps")
+    n_states: ClassVar[int] = 2
 
     learning_rate: Rate = 1e-3
     beta1: float = 0.9
@@ -41,10 +42,6 @@ class Adam(Optimizer):
         check_number("beta1", self.beta1, "in [0, 1)")
         check_number("beta2", self.beta2, "in [0, 1)")
         check_number("eps", self.eps, "in (0, inf)")
-
-    @property
-    def n_states(self) -> int:
-        return 2
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         # rate * (m / correct1) / (sqrt(v / correct2) + eps), with both corrections moved into two scalars

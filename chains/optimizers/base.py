@@ -36,7 +36,7 @@ class Optimizer(Tunable, ABC):
     clip_norm : float, optional
         The largest Euclidean norm of a gradient. Longer ones are first scaled down to it, as by PyTorch's clip_grad_norm_.
     sparse : str
-        What a step does to the rows of an `Embedding` that no id of the batch names. "exact": what the formula says of a
+        How a step treats the rows of an `Embedding` that no id of the batch names. "exact": as the formula does for a
         gradient of zero. "lazy": nothing; their parameters and moments stay as they are, as with PyTorch's SparseAdam, and a
         step costs what the other rows cost.
 
@@ -175,7 +175,7 @@ class Optimizer(Tunable, ABC):
                     f"{type(self).__name__}(sparse='lazy') moves the rows that ids name, but the gradient of a table of shape "
                     f"{each.table.sample_shape} has other parts: leave the table out of penalties, or use sparse='exact'"
                 )
-        return [replace(each, alone=self.clip_norm is None) for each in found]  # what is clipped is a whole gradient
+        return [replace(each, alone=self.clip_norm is None) for each in found]  # clipping needs the whole gradient
 
     @staticmethod
     def _clip(ops: Recorder, runs: Sequence[View], largest: float) -> None:

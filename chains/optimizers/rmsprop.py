@@ -30,6 +30,7 @@ class RMSProp(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "decay", "eps")
+    n_states: ClassVar[int] = 1
 
     learning_rate: Rate = 1e-2
     decay: float = 0.99
@@ -39,10 +40,6 @@ class RMSProp(Optimizer):
         super().__post_init__()
         check_number("decay", self.decay, "in [0, 1)")
         check_number("eps", self.eps, "in (0, inf)")
-
-    @property
-    def n_states(self) -> int:
-        return 1
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         decay, eps = self.decay, self.eps

@@ -1,1 +1,1 @@
-"""Calls that return at once: what they read and write decides their order, workers run them, reading a result waits."""
+"""Calls that return immediately: memory that they share decides their order, workers run them, reading a result waits."""

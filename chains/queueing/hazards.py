@@ -1,4 +1,4 @@
-"""Which earlier calls must end before a call may begin, told by the memory that they read and write."""
+"""Which earlier calls must end before a call may begin, by the memory that they read and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=_Accessing)
 
 
 def extent(array: Any) -> Extent:
-    """The memory that an array spans; for one with strides, what lies between its numbers too."""
+    """The memory that an array spans, with the gaps between its numbers where it has strides."""
     if type(array) is np.ndarray and array.flags.c_contiguous:
         start = array.ctypes.data
         return start, start + array.nbytes
@@ -85,7 +85,7 @@ class Hazards(Generic[T]):
         return sources - {call}, others - {call}
 
     def read(self, call: T, reads: Iterable[Extent]) -> None:
-        """Note that a call reads more, which nobody writes that it has to wait for."""
+        """Note that a call reads more, which no call before it writes."""
         for each in reads:
             if each[0] == each[1]:
                 continue

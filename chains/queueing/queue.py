@@ -1,4 +1,4 @@
-"""`Queue`: calls return at once; workers run them, in order where they share memory, side by side where they do not."""
+"""`Queue`: calls return immediately; workers run them, in order where they share memory, concurrently where they do not."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ MAX_BYTES = 256 << 20  # of all arrays for results that are not in use
 
 
 class Queue:
-    """Queued calls: each returns a `Result` at once, and reading that waits.
+    """Queued calls: each returns a `Result` immediately; reading that waits.
 
-    Calls that share memory, one of which writes it, run in the order in which they were queued; so does a call with the result
-    of another one as an argument. All others may run side by side. Until its call has ended, an array may be read by others,
-    but must not be changed but through the queue. Workers of a queue that nobody holds any more go once its calls have ended.
+    Calls that share memory, one of which writes it, run in the order in which they were queued. So does a call with the result
+    of another one as an argument. Others may run concurrently. Until its call has ended, an array may be read, but only the
+    queue may change it. The workers of a queue without references end after its calls.
 
     Parameters
     ----------
     workers : int
-        How many calls run at once. Compiled programs take ``get_num_threads() // workers`` threads each while the queue is
-        open: with one worker, results have the bits of calls without a queue.
+        How many calls run concurrently. Compiled programs take ``get_num_threads() // workers`` threads each while the queue
+        is open: with one worker, results have the bits of calls without a queue.
     pending : int
-        How many calls may wait; a further one waits itself until there is room. So it does where arguments that nobody else
-        holds any more take over 32 MB: memory stays flat however much is queued.
+        How many calls may wait. A further one blocks until there is room, and while arguments that only the queue holds take
+        over 32 MB: memory does not grow with the calls.
 
     Raises
     ------
@@ -52,7 +52,7 @@ class Queue:
     Examples
     --------
     >>> with chains.Queue() as q:
-    ...     r = q.value_and_grad(net, p, x, t, loss)  # returns at once
+    ...     r = q.value_and_grad(net, p, x, t, loss)  # returns immediately
     ...     value, gradient = r.wait()
     """
 
@@ -87,7 +87,7 @@ class Queue:
             For inputs and parameters that do not fit the network. Other arguments are checked when the call runs.
         """
         p, x = self._checked(net, p, x)
-        return self._add("a network", self._forward, (net, x, p), options, _changing(options, "eval"), fresh=_fresh(options))
+        return self._add("a network", self._forward, (net, x, p), options, _changing(options, "eval"))
 
     def value_and_grad(self, net: Chain, p: Any, x: Any, t: Any, loss: Loss, **options: Any) -> Result:
         """Queue ``net.value_and_grad(p, x, t, loss, **options)``.
@@ -111,8 +111,7 @@ class Queue:
         """
         p, x = self._checked(net, p, x)
         checks.check_loss(loss)
-        writes = _changing(options, "train")
-        return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, writes, fresh=_fresh(options))
+        return self._add("value_and_grad", self._gradient, (net, p, x, t, loss), options, _changing(options, "train"))
 
     def vjp(self, net: Chain, p: Any, x: Any, dy: Any, **options: Any) -> Result:
         """Queue ``net.vjp(p, x, dy, **options)``.
@@ -135,7 +134,7 @@ class Queue:
             As in a call.
         """
         p, x = self._checked(net, p, x)
-        return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None), fresh=_fresh(options))
+        return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None))
 
     def train(self, net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, **options: Any) -> Result:
         """Queue ``train(net, p, x, t, loss, optimizer, **options)``, without a progress bar unless asked for.
@@ -207,7 +206,7 @@ class Queue:
         Raises
         ------
         Exception
-            The first error that nobody has been told of yet.
+            The first error that no caller has seen yet.
         """
         self._scheduler.wait_for_all(progress)
         self._scheduler.raise_first()
@@ -268,20 +267,18 @@ class Queue:
         return net.value_and_grad(p, x, t, loss, **options)
 
     def _add(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-        writes: list[Any],
-        reads: Iterable[Any] = (),
-        *,
-        fresh: bool,
-    ) -> Result:
-        """Queue a call that the user's line calls through one method."""
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], writes: list[Any],
+        reads: Iterable[Any] = (), fresh: bool | None = None,
+    ) -> Result:  # fmt: skip
+        """Queue a call from a method that the user has called.
+
+        `fresh` is whether the result has separate memory; by default, whether `options` give no array for it.
+        """
         frame = sys._getframe(2)
         place = frame.f_code.co_filename, frame.f_lineno
-        return self._scheduler.add(name, place, (function, args, options, reads, writes), fresh=fresh)
+        return self._scheduler.add(
+            name, place, (function, args, options, reads, writes), fresh=options.get("out") is None if fresh is None else fresh
+        )
 
 
 def _arrays(name: str, given: Any) -> list[Any]:
@@ -292,11 +289,6 @@ def _arrays(name: str, given: Any) -> list[Any]:
         return list(given)
     except TypeError:
         raise TypeError(f"`{name}` (={shown(given)}) must be an array, or several in a list") from None
-
-
-def _fresh(options: dict[str, Any]) -> bool:
-    """Whether a call of a network with these options has its results in memory of their own."""
-    return options.get("out") is None
 
 
 def _changing(options: dict[str, Any], mode: str | None) -> list[Any]:
@@ -324,14 +316,14 @@ FREE = _only_here()
 
 
 class Outputs:
-    """Arrays that were lent to results, by shape and type."""
+    """Arrays of results, by shape and type, used again once nothing refers to them: memory does not grow with the calls."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lent: OrderedDict[tuple[tuple[int, ...], Any], list[np.ndarray]] = OrderedDict()
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array of any numbers that nobody else holds."""
+        """An array with arbitrary contents that is not in use."""
         with self._lock:
             arrays = self._lent.setdefault((shape, dtype), [])
             self._lent.move_to_end((shape, dtype))
@@ -346,7 +338,7 @@ class Outputs:
             return array
 
     def _shrink(self) -> None:
-        """Forget the shapes that were not asked for longest, where all take too much."""
+        """Forget the shapes that were used least recently, where all take too much."""
         total = sum(array.nbytes for arrays in self._lent.values() for array in arrays)
         while total > MAX_BYTES and len(self._lent) > 1:
             _, arrays = self._lent.popitem(last=False)

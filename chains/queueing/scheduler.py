@@ -20,9 +20,9 @@ from chains.support.progress import Progress
 from chains.support.threads import get_num_threads, num_threads
 from chains.training import interrupts
 
-MAX_HELD = 32 << 20  # bytes of arguments that nobody but the queue holds
-NEWEST = 16  # arguments, of the last calls, that are looked at again: whether somebody else still holds them
-HELD = 3  # references to an argument that nobody else holds: of its call, of the loop over the newest ones, of the question
+MAX_HELD = 32 << 20  # bytes of arguments that only the queue holds
+NEWEST = 16  # arguments of the last calls that are checked again for other references
+HELD = 3  # references to an argument that only the queue holds: its call, the loop over the newest ones, getrefcount
 # Seconds. On Windows Ctrl-C is answered between two waits, not within one.
 LONGEST_WAIT = 0.1 if sys.platform == "win32" else threading.TIMEOUT_MAX
 _working = threading.local()  # `.scheduler` is that of the worker that runs here
@@ -93,7 +93,7 @@ class Result(Pending):
 
     def __init__(self, owner: Scheduler, name: str, place: tuple[str, int], work: Work, *, fresh: bool) -> None:
         self.owner = owner
-        self.fresh = fresh  # whether the value has memory of its own
+        self.fresh = fresh  # whether the value has separate memory
         self.name, self.place = name, place
         self.work: Work | None = work  # None once it has begun
         self.value: Any = None
@@ -109,7 +109,7 @@ class Result(Pending):
         if not self.ended:
             self.owner.wait_for(self, timeout)
         if self.error is not None:
-            self.owner.told(self.error)
+            self.owner.seen(self.error)
             raise self.error
         return self.value
 
@@ -157,7 +157,7 @@ def result_of(value: Pending) -> Result:
 
 
 class Scheduler:
-    """Runs calls on so many workers; at most so many calls are pending."""
+    """Runs calls on `workers` threads; at most `most` calls are pending."""
 
     def __init__(self, workers: int, most: int) -> None:
         self._count, self._most = workers, most
@@ -167,22 +167,19 @@ class Scheduler:
         self._ready: deque[Result] = deque()  # those that wait for nothing
         self._hazards: Hazards[Result] = Hazards()
         self.pending: dict[Result, None] = {}
-        self._failed: list[Result] = []  # in the order of their ends, until somebody is told of the error
+        self._failed: list[Result] = []  # in the order of their ends, until a caller has seen the error
         self._newest: deque[tuple[Result, np.ndarray]] = deque(maxlen=NEWEST)  # arguments that others have held so far
-        self._held = 0  # bytes of arguments that nobody else holds
+        self._held = 0  # bytes of arguments that only the queue holds
         self._threads: list[threading.Thread] = []
         self._share: Any = None  # of the processors, while open
         self.closed = ""  # why no further call can be queued
-        self._dropped = False  # whether nobody can queue a further call, since the queue is gone
+        self._dropped = False  # whether the queue was collected, so that there are no further calls
         self._staying = 0  # workers
         self._stop = threading.Event()
         _SCHEDULERS.add(self)
 
     def add(self, name: str, place: tuple[str, int], work: Work, *, fresh: bool) -> Result:
-        """Queue a call. What it waits for is found by a worker, while Python goes on.
-
-        `fresh`: whether its value has memory of its own; else it may be a view of what the call reads and writes.
-        """
+        """Queue a call; a worker finds what it waits for. Unless `fresh`, its value may be a view of arrays of the call."""
         result = Result(self, name, place, work, fresh=fresh)
         with self._lock:
             if self.closed:
@@ -249,13 +246,13 @@ class Scheduler:
                 self._share = None
 
     def drop(self) -> None:
-        """Let the workers go once all calls have ended: nobody has the queue any more."""
+        """Let the workers end after all calls: the queue was collected."""
         with self._lock:
             self._dropped = True
             self._work.notify_all()
 
     def _make_room(self) -> None:
-        """Wait while too many calls are pending, or arguments that nobody else holds take too much memory."""
+        """Wait while too many calls are pending, or arguments that only the queue holds take too much memory."""
         self._count_held()
         if getattr(_working, "scheduler", None) is self:
             return  # a worker that waited for itself would wait for ever
@@ -265,7 +262,7 @@ class Scheduler:
                 raise RuntimeError(f"the queue {self.closed}: no further call can be queued")
 
     def _count_held(self) -> None:
-        """Look for arguments that nobody else holds any more, such as the last batch of a loop."""
+        """Look for arguments that only the queue still holds, such as the last batch of a loop."""
         newest = self._newest
         for _ in range(len(newest)):
             result, array = newest.popleft()
@@ -300,7 +297,7 @@ class Scheduler:
         for before in given:
             if before.ended:
                 read.update(_memory(before.value))
-            elif not before.fresh:  # the value may lie in all that the call accesses
+            elif not before.fresh:  # the value may be a view of all that the call accesses
                 read.update(each for each, _ in before.accesses)
         writers, overwritten = self._hazards.add(result, read, changed)
         sources, others = given | writers, overwritten | _readers_of_values(overwritten)
@@ -329,7 +326,7 @@ class Scheduler:
             self._staying += 1
 
     def _run(self) -> None:
-        """What a worker does."""
+        """The loop of a worker."""
         _working.scheduler = self
         interrupts.stop_by(self._stop)
         while True:
@@ -350,7 +347,7 @@ class Scheduler:
                     error.add_note("queued at {}, line {}".format(*result.place))
                     result.error = error
             if result.error is not None:
-                result.work = work  # as long as it counts as failed, no other array may lie where its arguments do
+                result.work = work  # while it counts as failed, its arguments keep their memory
             del work
             with self._lock:
                 self._end(result)
@@ -364,7 +361,7 @@ class Scheduler:
             self._share = None
 
     def _end(self, result: Result) -> None:
-        """Let those that wait for a call go on."""
+        """Release the calls that wait for one that has ended."""
         result.ended = True
         self._held -= result.held
         self._newest = deque((each for each in self._newest if each[0] is not result), NEWEST)
@@ -397,13 +394,13 @@ class Scheduler:
                 if result.work is not None and result.error is None:
                     result.error = RuntimeError(f"{result!r} was left out: {why}")
 
-    def told(self, error: BaseException) -> None:
-        """Somebody knows of an error: what has failed by it may be written and read anew."""
+    def seen(self, error: BaseException) -> None:
+        """A caller has seen an error: calls may write and read the memory of those that have failed by it."""
         with self._lock:
             self._forgive([result for result in self._failed if result.error is error])
 
     def raise_first(self) -> None:
-        """Raise the first error that nobody has been told of."""
+        """Raise the first error that no caller has seen."""
         if self._failed:
             error = self._failed[0].error
             assert error is not None
@@ -428,7 +425,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str
 
 
 def _ready(value: Any) -> Any:
-    """A value with results in place of what waited for them."""
+    """A value with pending results replaced by their values."""
     if isinstance(value, Pending):
         return value.wait()
     if type(value) in (list, tuple) and any(isinstance(each, Pending) for each in value):
@@ -458,7 +455,7 @@ def _memory(value: Any) -> list[Extent]:
     try:
         _collect((value,), arrays, set())
         return list(map(extent, arrays))
-    except Exception:  # of an object that does not tell
+    except Exception:  # of an object without a known memory
         return []
 
 
@@ -477,7 +474,7 @@ _SCHEDULERS: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At the end of the process: no worker may go on in machine code that is unloaded."""
+    """At the end of the process: no worker may run machine code that is unloaded."""
     for scheduler in list(_SCHEDULERS):
         if not scheduler.closed:
             scheduler.close(cancel=True)

@@ -1,4 +1,4 @@
-"""Draws from a posterior, and how the chains fared that made them."""
+"""Draws from a posterior, with statistics of the chains."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Draws:
         Raises
         ------
         TypeError, ValueError
-            For an `n` that is no whole number, or more than there are draws.
+            For an `n` that is not a whole number, or exceeds the number of draws.
         """
         rows = self.p.reshape(-1, self.p.shape[-1])
         n = len(rows) if n is None else check_count("n", n)

@@ -68,24 +68,11 @@ class HMC:
 
 
 def sample(
-    net: Chain,
-    p: np.ndarray,
-    x: Any,
-    t: Any,
-    loss: Loss,
-    method: HMC,
-    *,
-    draws: int = 1000,
-    warmup: int = 1000,
-    thin: int = 1,
-    seed: int = 0,
-    weights: Any = None,
-    lengths: Any = None,
-    penalty: Penalty | None = None,
-    progress: bool | None = None,
-    check_finite: bool = True,
-) -> Draws:
-    """Draw parameters from a posterior, by many chains at once.
+    net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, method: HMC, *, draws: int = 1000, warmup: int = 1000,
+    thin: int = 1, seed: int = 0, weights: Any = None, lengths: Any = None, penalty: Penalty | None = None,
+    progress: bool | None = None, check_finite: bool = True,
+) -> Draws:  # fmt: skip
+    """Draw parameters from a posterior, by many chains together.
 
     All leapfrog steps of a trajectory are one call of compiled code, in which threads share the chains.
 
@@ -108,7 +95,7 @@ def sample(
     warmup : int
         Trajectories before the first draw.
     thin : int
-        Every so many trajectories there is a draw.
+        The number of trajectories from one draw to the next.
     seed : int
         The same seed gives the same draws.
     weights : array, shape (samples,) or (chains, samples), or with the further axes of the targets, optional
@@ -287,7 +274,7 @@ class DualAveraging:
 
     @property
     def final(self) -> float:
-        """The time to go on with."""
+        """The time after warming up."""
         return math.exp(self._mean)
 
 
@@ -315,7 +302,7 @@ class Variances:
 
 
 def windows(warmup: int) -> list[int]:
-    """The trajectories behind which variances are taken: windows that grow twofold, between two parts for the time alone."""
+    """The trajectories after which variances are taken: windows that double, between two parts for the time alone."""
     first, last = math.ceil(0.15 * warmup), warmup - math.ceil(0.1 * warmup)
     ends, width, at = [], 25, first
     while at + width <= last:

@@ -45,6 +45,7 @@ class SGLD(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "temperature")
+    n_states: ClassVar[int] = 0
 
     learning_rate: Rate = 1e-3
     temperature: float = 1.0
@@ -53,10 +54,6 @@ class SGLD(Optimizer):
         super().__post_init__()
         check_number("temperature", self.temperature, "in [0, inf)")
         _check_dense(self)
-
-    @property
-    def n_states(self) -> int:
-        return 0
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         return self.rate(step), sqrt(2.0 * self.rate(step) * self.temperature)
@@ -77,16 +74,16 @@ class SGLD(Optimizer):
 class SWAG(SGD):
     """Gradient descent that keeps mean and variance of the parameters along its trajectory (SWAG-Diagonal).
 
-    Behind step `start`, counted from 0, and behind every so many more, the parameters count. With a high, constant rate, these
-    moments describe the posterior about the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it. Training
-    itself is that of `SGD`. Source: Maddox et al. 2019.
+    The parameters count after step `start`, counted from 0, and then after each further `every` steps. With a high, constant
+    rate, these moments describe the posterior about the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it.
+    Training is that of `SGD`. Source: Maddox et al. 2019.
 
     Parameters
     ----------
     learning_rate, momentum, nesterov
         As of `SGD`.
     start, every : int
-        The step behind which parameters count first, and how many steps lie between two of them.
+        The step after which parameters count first, and the number of steps to the next time.
     clip_norm, sparse
         As of `Optimizer`.
 
@@ -177,7 +174,7 @@ class SWAG(SGD):
         Raises
         ------
         TypeError, ValueError
-            As `moments`, and for an `n` that is no whole number from 1.
+            As `moments`, and for an `n` that is not a whole number from 1.
         """
         mean, variance = self.moments(state)
         shape = (*mean.shape[:-1], check_count("n", n), mean.shape[-1])

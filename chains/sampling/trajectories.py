@@ -1,4 +1,4 @@
-"""Trajectories of Hamiltonian Monte Carlo for many chains at once, each a row of parameters."""
+"""Trajectories of Hamiltonian Monte Carlo for many chains together, each a row of parameters."""
 
 from __future__ import annotations
 
@@ -44,13 +44,10 @@ class Leapfrog(Optimizer):
     """
 
     settings: ClassVar[tuple[str, ...]] = ("learning_rate", "temperature", "leapfrog_steps")
+    n_states: ClassVar[int] = 2
 
     temperature: float = 1.0
     leapfrog_steps: float = 1.0
-
-    @property
-    def n_states(self) -> int:
-        return 2
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
         time: Any = self.learning_rate
@@ -69,7 +66,7 @@ class Leapfrog(Optimizer):
 
 @dataclass(frozen=True)
 class Posterior:
-    """What is sampled: the density ``exp(-(loss + penalty) / temperature)`` of a network's parameters for given data."""
+    """The density that is sampled, ``exp(-(loss + penalty) / temperature)`` of a network's parameters for given data."""
 
     net: Chain
     loss: Loss
@@ -121,7 +118,7 @@ class Trajectories:
         self._piece = max(1, PIECE // max(1, len(p) * self._program.flops(samples)))
 
     def _tune(self, time: float, leapfrog_steps: int) -> None:
-        """Set the inputs of the program for so many leapfrog steps of a time."""
+        """Set the number of leapfrog steps and the time of each as inputs of the program."""
         if (self._numbers[-3], self._numbers[-1]) != (time, leapfrog_steps):
             self._numbers[-3], self._numbers[-1] = time, leapfrog_steps
             for name, number in self._program.tuned(self._numbers).items():
@@ -130,7 +127,7 @@ class Trajectories:
     def __call__(
         self, momenta: np.ndarray, inverse_mass: np.ndarray, time: float, leapfrog_steps: int, check: Callable[[], None]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Move the rows from these momenta by so many leapfrog steps of a time each, and change the momenta.
+        """Move the rows from these momenta by `leapfrog_steps` steps of `time` each, and change the momenta.
 
         Returns the potentials, minus the logarithms of the density, at the beginnings and at the ends; infinity where a loss
         is not finite. `check` is called now and then, and may raise.

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn, with the parameter names of its own multi-layer perceptrons."""
+"""Estimators for scikit-learn, with the parameter names of its multi-layer perceptrons."""
 
 try:
     from chains.sklearn.classifier import ChainClassifier

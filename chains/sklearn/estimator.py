@@ -201,9 +201,13 @@ class ChainEstimator(BaseEstimator):
         self.best_loss_: float | None = None
         self.best_validation_score_: float | None = None
         self.validation_scores_: list[float] | None = None
-        score = None
+        score: Callable[[TrainingState], float] | None = None
         if self.early_stopping:
-            X, t, weights, class_weights, score = self._held_out(X, y, t, weights, class_weights, random)
+            kept, held = self._split(y, random)
+            xv, yv, wv = X[held], y[held], None if weights is None else weights[held]
+            score = lambda state: self._score(yv, outputs_of(self.net_, state.p, xv, state.state), wv)  # noqa: E731
+            X, t = X[kept], t[kept]
+            weights, class_weights = (None if w is None else w[kept] for w in (weights, class_weights))
         if class_weights is not None:
             weights = (class_weights if weights is None else weights * class_weights).astype(X.dtype)
         with num_threads(effective_n_jobs(self.n_jobs)):
@@ -323,12 +327,12 @@ class ChainEstimator(BaseEstimator):
             )
         return net
 
-    def _problem(self, X: np.ndarray, weights: np.ndarray | None, batch: int, scale: float) -> dict[str, Any]:
-        """Weights that add up to the number of samples, times `scale`, and the penalty that goes with them.
+    def _problem(self, X: np.ndarray, weights: np.ndarray | None, batch: int) -> dict[str, Any]:
+        """Weights that add up to the number of samples, times `_scale`, and the penalty that goes with them.
 
         As in scikit-learn, alpha / 2 times the sum of squares of the weights is divided by the samples of a batch.
         """
-        samples = X.shape[0]
+        samples, scale = X.shape[0], self._scale
         total = float(samples) if weights is None else float(weights.sum())
         if total <= 0:
             raise ValueError("the weights of the samples must have a positive sum")
@@ -341,7 +345,7 @@ class ChainEstimator(BaseEstimator):
         return {"weights": weights, "penalty": L2Penalty(strength, "*.weight") if self.alpha and has_weights else None}
 
     def _minimize(self, X: Any, t: np.ndarray, loss: Loss, weights: np.ndarray | None) -> None:
-        problem = self._problem(X, weights, X.shape[0], self._scale)
+        problem = self._problem(X, weights, X.shape[0])
         make = summed if issparse(X) else type(self.net_).objective
         objective = make(self.net_, X, t, loss, state=self.state_, **problem)
         found = minimize(objective, self.p_, "L-BFGS", gtol=self.tol, maxiter=self.max_iter, progress=bool(self.verbose))
@@ -353,24 +357,16 @@ class ChainEstimator(BaseEstimator):
                 f"'lbfgs' has not converged: {found.message}; {advice}, or scale the data", ConvergenceWarning, stacklevel=4
             )
 
-    def _held_out(
-        self, X: Any, y: np.ndarray, t: np.ndarray, weights: np.ndarray | None, class_weights: np.ndarray | None,
-        random: np.random.RandomState,
-    ) -> tuple[Any, np.ndarray, np.ndarray | None, np.ndarray | None, Callable[[TrainingState], float]]:  # fmt: skip
-        """The samples to train on, and the score on the others."""
-        split = train_test_split(
-            np.arange(len(t)), test_size=self.validation_fraction, random_state=random, stratify=self._strata(y)
-        )
-        kept, held = (np.sort(part) for part in split)
+    def _split(self, y: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the samples to train on, and of those held out."""
+        shares = {"test_size": self.validation_fraction, "stratify": self._strata(y)}
+        kept, held = train_test_split(np.arange(len(y)), random_state=random, **shares)
         if len(held) < 2:
             raise ValueError(
-                f"`early_stopping` holds out {len(held)} of {len(t)} samples, too few for a score: raise `validation_fraction` "
+                f"`early_stopping` holds out {len(held)} of {len(y)} samples, too few for a score: raise `validation_fraction` "
                 f"(={self.validation_fraction:g})"
             )
-        xv, yv, (wv, _) = X[held], y[held], (None if w is None else w[held] for w in (weights, class_weights))
-        score = lambda state: self._score(yv, outputs_of(self.net_, state.p, xv, state.state), wv)  # noqa: E731
-        weights, class_weights = (None if w is None else w[kept] for w in (weights, class_weights))
-        return X[kept], t[kept], weights, class_weights, score
+        return np.sort(kept), np.sort(held)
 
     def _train(
         self, X: Any, t: np.ndarray, loss: Loss, weights: np.ndarray | None,
@@ -379,7 +375,7 @@ class ChainEstimator(BaseEstimator):
         samples = len(t)
         batch = min(200 if isinstance(self.batch_size, str) else int(self.batch_size), samples)
         watch = Watch(self.tol, min(self.n_iter_no_change, self.max_iter), score)
-        problem = self._problem(X, weights, batch, self._scale)
+        problem = self._problem(X, weights, batch)
         batches: dict[str, Any] = {"batch_size": batch, "shuffle": self.shuffle}
         seed = int(random.randint(2**31))
         data: dict[str, Any] = {"x": X, "t": t, **batches, **problem}
@@ -418,11 +414,8 @@ class ChainEstimator(BaseEstimator):
     def _optimizer(self) -> Optimizer:
         if isinstance(self.solver, Optimizer):
             return self.solver
-        return (
-            Adam(self.learning_rate_init)
-            if self.solver == "adam"
-            else SGD(self.learning_rate_init, momentum=0.9, nesterov=True)
-        )
+        rate = self.learning_rate_init
+        return Adam(rate) if self.solver == "adam" else SGD(rate, momentum=0.9, nesterov=True)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

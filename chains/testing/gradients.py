@@ -96,7 +96,7 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
     tolerance : float
         The difference allowed.
     what : str
-        Of what the message speaks.
+        The subject of the message.
     """
     actual, wanted = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
     if actual.shape != wanted.shape:
@@ -121,13 +121,9 @@ class Checked:
 
 
 def check_gradients(
-    network: Chain | Layer,
-    input_shape: tuple[int, ...] | None = None,
-    *,
-    batch: int = 3,
-    seed: int = 0,
+    network: Chain | Layer, input_shape: tuple[int, ...] | None = None, *, batch: int = 3, seed: int = 0,
     backends: Sequence[str] | None = None,
-) -> Checked:
+) -> Checked:  # fmt: skip
     """Check the pullback of a layer, or of a whole network, at random parameters and inputs, in the modes "eval" and "train".
 
     In float64 on NumPy, the gradients with respect to parameters and inputs must equal central differences. Then every backend

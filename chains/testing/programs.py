@@ -1,4 +1,4 @@
-"""Programs on a backend by its name, with scratch memory that holds what a test wants."""
+"""Programs on a backend by its name, with scratch memory that a test fills."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_program(
     Returns
     -------
     dict of array
-        What it wrote, by name.
+        The arrays that it wrote, by name.
     """
     own = {}
     for buffer in program.buffers.values():
