@@ -1,7 +1,6 @@
 """Data sets as arrays: readers of formats, loaders that find the files, batches, made ahead of time or augmented; sequences."""
 
-from chains.data.augment import Augment
-from chains.data.batches import Batches, one_hot
+from chains.data.batches import Augment, Batches, one_hot
 from chains.data.cifar import load_cifar10, read_cifar10
 from chains.data.imdb import load_imdb
 from chains.data.mnist import load_mnist, read_idx

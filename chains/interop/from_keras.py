@@ -35,10 +35,8 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     net : Chain
         The network. Its images are channels first: pass ``np.moveaxis(x, -1, 1)``. Kernels (height, width, in, out) become
         (out, in, height, width), and weights after a Flatten are reordered to channels first.
-    p : array, shape (n_params,)
-        Its parameters, float64 where those of the model are, else float32; a copy.
-    state : array, shape (n_state,), or None
-        Its state, the running statistics; None for networks without.
+    p, state
+        As of `from_torch`.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from chains.backends import Cupy
 from chains.chain import Chain
 from chains.expr.formulas import FUNCTIONS, trace
 from chains.interop.parts import Part, assembled, joined, needed
-from chains.interop.to_onnx import GATES, NATIVE, OPERATIONS, WITHIN
+from chains.interop.to_onnx import GATES, NATIVE, OPERATIONS, WITHIN, with_gates
 from chains.layers.attention import FORBIDDEN, sinusoids
 from chains.support.messages import shown
 
@@ -41,12 +41,8 @@ def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.nd
 
     Returns
     -------
-    net : Chain
-        The network.
-    p : array, shape (n_params,)
-        Its parameters, of the type of the model's input, float32 or float64.
-    state : array, shape (n_state,), or None
-        Its state, the running statistics; None for networks without.
+    net, p, state
+        As of `from_torch`; the type is that of the model's input.
 
     Raises
     ------
@@ -75,7 +71,7 @@ def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.nd
 
 
 def _parts(graph: Graph, start: str, end: str) -> list[Part]:
-    """The layers between two arrays, the first of which lies on every way to the second."""
+    """The layers between two arrays, the first of which is on every path to the second."""
     hidden = graph.nodes.pop(start, None)  # so that no pattern reaches across the start
     steps: list[Part | Any] = []  # from the end to the start; a node of one branch becomes a layer when those before are known
     while end != start:
@@ -90,7 +86,7 @@ def _parts(graph: Graph, start: str, end: str) -> list[Part]:
             graph.take(node)
             steps.append(node)
         else:
-            before = graph.source(end)
+            before = graph.sources[end]
             graph.take(node)
             steps.append(_join(graph, node, [_parts(graph, before, name) for name in graph.data(node)]))
         end = before
@@ -105,7 +101,7 @@ def _parts(graph: Graph, start: str, end: str) -> list[Part]:
 
 
 def _part(graph: Graph, node: Any, parts: list[Part]) -> Part | None:
-    """The layer that a node is, behind these; None where it changes the last of them, or nothing."""
+    """The layer that a node is, after these; None where it changes the last of them, or nothing."""
     made = MAKERS.get(node.op_type)
     if made is None:
         raise ValueError(f"there is nothing like the operator {node.op_type} of the node {node.name!r} here")
@@ -138,14 +134,14 @@ class Graph:
     """The nodes of a model between its input and its output, with the array that each comes from.
 
     Names stand for arrays. `arrays` are the constants; what depends on the input has a *source*, the nearest array that
-    lies on every way to it from the input: where a node joins several branches, these begin there.
+    is on every path to it from the input: where a node joins several branches, these begin there.
     """
 
     def __init__(self, onnx: Any, graph: Any, first: str) -> None:
         self.onnx = onnx
         self.arrays = {each.name: onnx.numpy_helper.to_array(each) for each in graph.initializer}
         self.nodes: dict[str, Any] = {}  # by the names of their outputs
-        self._sources: dict[str, str] = {}
+        self.sources: dict[str, str] = {}  # the nearest array on every path from the input
         self._depths = {first: 0}
         for node in graph.node:
             self._add(node)
@@ -156,7 +152,7 @@ class Graph:
         if data:
             source = reduce(self._common, data)
             for name in node.output:
-                self.nodes[name], self._sources[name], self._depths[name] = node, source, self._depths[source] + 1
+                self.nodes[name], self.sources[name], self._depths[name] = node, source, self._depths[source] + 1
         elif node.op_type == "Constant":
             self.arrays[node.output[0]] = self.onnx.numpy_helper.to_array(self.attributes(node)["value"])
         elif node.op_type == "Expand" and node.input[0] in self.arrays:  # for each sample the same
@@ -166,7 +162,7 @@ class Graph:
         while a != b:
             if self._depths[a] < self._depths[b]:
                 a, b = b, a
-            a = self._sources[a]
+            a = self.sources[a]
         return a
 
     def data(self, node: Any) -> list[str]:
@@ -180,9 +176,6 @@ class Graph:
         found = {each.name: self.onnx.helper.get_attribute_value(each) for each in node.attribute}
         return {name: number(np.float32(value)) if isinstance(value, float) else value for name, value in found.items()}
 
-    def source(self, name: str) -> str:
-        return self._sources[name]
-
     def path(self, name: str, *operators: str) -> list[Any]:
         """The nodes with these operators, from the one that gives `name` upwards; empty where there are others."""
         found = []
@@ -195,7 +188,7 @@ class Graph:
         return found
 
     def between(self, start: str, end: str) -> list[Any]:
-        """The nodes on the ways from `start` to `end`, each behind those whose results it takes."""
+        """The nodes on the paths from `start` to `end`, each after those whose results it takes."""
         found: list[Any] = []
         seen: set[str] = set()
 
@@ -214,7 +207,7 @@ class Graph:
         """Note that nodes are a part of the network. Raises ValueError for one that is a part already."""
         for node in nodes:
             if node.output[0] in self._taken:
-                raise ValueError(f"{called(node)} is in two branches, which are no layers side by side")
+                raise ValueError(f"{called(node)} is in two branches, which is not a layer here")
             self._taken.add(node.output[0])
 
 
@@ -266,7 +259,7 @@ def _above(graph: Graph, end: str) -> str | None:
     node = graph.nodes.get(end)
     if node is None or not _elementwise(graph, node):
         return None
-    start = graph.source(end)
+    start = graph.sources[end]
     return start if all(_elementwise(graph, each) for each in graph.between(start, end)) else None
 
 
@@ -315,10 +308,10 @@ def recurrent(graph: Graph, end: str) -> Found:
     nodes = next(filter(None, (graph.path(end, "Reshape", "Transpose", name, "Transpose") for name in CELLS)), None)
     if nodes is None:
         return None
-    _, behind, node, before = nodes
+    _, after, node, before = nodes
     operator, cell = node.op_type, CELLS[node.op_type]
-    every = graph.data(behind)[0] == node.output[0]
-    if _perm(graph, before) != [1, 0, 2] or _perm(graph, behind) != ([2, 0, 1, 3] if every else [1, 0, 2]):
+    every = graph.data(after)[0] == node.output[0]
+    if _perm(graph, before) != [1, 0, 2] or _perm(graph, after) != ([2, 0, 1, 3] if every else [1, 0, 2]):
         return None
     a = graph.attributes(node)
     refused = {"clip", "input_forget", "layout"} & set(a) | ({"activations"} & set(a) if operator != "RNN" else set())
@@ -341,21 +334,13 @@ def recurrent(graph: Graph, end: str) -> Found:
         layer = layers.LSTM(inputs, units, **settings)
     else:
         layer = layers.GRU(inputs, units, reset_after=bool(a.get("linear_before_reset", 0)), **settings)
-    params = []
+    params, order = [], np.argsort(GATES[cell]).tolist()  # from ONNX's order of gates to the one here
     for k in range(count):
         own, second = np.split(biases[k], 2)
-        params += [_gates(cell, weights[k].T), _gates(cell, recurrents[k].T)]
-        two = getattr(layer.cell, "reset_after", False)
-        params += [_gates(cell, own), _gates(cell, second)] if two else [_gates(cell, own + second)]
+        added = [own, second] if getattr(layer.cell, "reset_after", False) else [own + second]
+        params += [with_gates(array, order) for array in (weights[k].T, recurrents[k].T, *added)]
         params += [array[k, 0] for array in states]
     return graph.data(before)[0], Part(layer, params)
-
-
-def _gates(cell: type[layers.Cell], array: np.ndarray) -> np.ndarray:
-    """An array (..., gates * units) of ONNX's order of gates, in the order here."""
-    order = GATES[cell]
-    parts = np.split(array, len(order), axis=-1)
-    return np.concatenate([parts[order.index(k)] for k in range(len(order))], axis=-1)
 
 
 def _within(a: dict[str, Any]) -> Any:
@@ -378,8 +363,8 @@ def _perm(graph: Graph, node: Any) -> list[int]:
 def attention(graph: Graph, end: str) -> Found:
     """Attention of a sequence to itself, as `to_onnx` writes it."""
     _, out = _product(graph, end)
-    behind = graph.path(graph.data(out[-1])[0], "Reshape", "Transpose") if out else []
-    mix = graph.nodes.get(graph.data(behind[-1])[0]) if behind else None
+    after = graph.path(graph.data(out[-1])[0], "Reshape", "Transpose") if out else []
+    mix = graph.nodes.get(graph.data(after[-1])[0]) if after else None
     if mix is None or mix.op_type != "MatMul" or len(graph.data(mix)) != 2:
         return None
     shares, values = graph.data(mix)
@@ -392,7 +377,7 @@ def attention(graph: Graph, end: str) -> Found:
         where, _, forbidden = (graph.arrays.get(name) for name in masked[0].input)
         if forbidden is None or forbidden > FORBIDDEN / 2 or (where is not None and (where != np.tri(*where.shape)).any()):
             raise ValueError(
-                f"{called(masked[0])} masks what attention cannot here: only later steps, and those behind lengths"
+                f"{called(masked[0])} masks steps that attention cannot mask here: only later ones, and those after the lengths"
             )
         causal, (scores,) = causal or where is not None, graph.data(masked[0])
     product = graph.nodes.get(scores)
@@ -414,7 +399,7 @@ def attention(graph: Graph, end: str) -> Found:
 
 
 def _product(graph: Graph, end: str) -> tuple[str, list[Any]]:
-    """What a product with a constant takes, and its nodes: that of the bias, where there is one, and the product."""
+    """The input of a product with a constant, and its nodes: that of the bias, where there is one, and the product."""
     nodes = graph.path(end, "Add", "MatMul")
     if not nodes or graph.constants(nodes[0])[0].ndim != 1:  # else the addition is a layer, such as a learned encoding
         nodes = graph.path(end, "MatMul")
@@ -519,7 +504,7 @@ def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> P
     if not arrays:  # one branch alone
         return None
     if a["axis"] != -1 or len(arrays) != 1 or arrays[0].ndim != 1:
-        raise ValueError("what is concatenated must be an array of one axis, behind the last axis of the input")
+        raise ValueError("what is concatenated must be an array of one axis, after the last axis of the input")
     return Part(layers.Append(**{f"value_{k}": float(value) for k, value in enumerate(arrays[0])}), list(arrays[0][:, None]))
 
 

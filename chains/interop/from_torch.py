@@ -39,7 +39,7 @@ def from_torch(
     Returns
     -------
     net : Chain
-        The network. An activation behind a layer with weights becomes a setting of that layer.
+        The network. An activation after a layer with weights becomes a setting of that layer.
     p : array, shape (n_params,)
         Its parameters, float64 where those of the module are, else float32; a copy. Weights of linear layers are transposed.
     state : array, shape (n_state,), or None
@@ -183,7 +183,7 @@ def _zero_pad(m: Any) -> Part:
 
 
 def recurrent_parts(m: Any, return_sequences: bool = True, initial: Any = ()) -> list[Part]:
-    """The layers of an nn.RNN, nn.LSTM or nn.GRU, one for each of its own. Raises ValueError for other settings."""
+    """The layers of an nn.RNN, nn.LSTM or nn.GRU, one for each of its layers. Raises ValueError for other settings."""
     name = type(m).__name__
     if not m.batch_first or m.proj_size:
         raise ValueError(f"`batch_first` of {name} must be True, and `proj_size` 0")

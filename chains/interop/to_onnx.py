@@ -64,8 +64,8 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     Returns
     -------
     onnx.ModelProto
-        The model, with the input "x" and the output "y", of opset 21. Parameters stand in it by their names in `net.layout`;
-        those of recurrent layers are stacked, and their gates ordered, as ONNX has them.
+        The model, with the input "x" and the output "y", of opset 21. Parameters have their names in `net.layout`; those
+        of recurrent layers are stacked, and their gates ordered, as ONNX has them.
 
     Raises
     ------
@@ -247,7 +247,9 @@ def rms_norm(nodes: Nodes, d: Declaration, layer: layers.RMSNorm, x: str) -> str
     y = nodes.node("Div", x, nodes.node("Sqrt", nodes.node("Add", mean, nodes.number(layer.eps))))
     if len(shape) == 1 and not layer.affine:
         return y
-    return nodes.node("Mul", y, nodes.array(d, "weight") if layer.affine else nodes.filled(shape, 1.0))  # it tells the axes
+    return nodes.node(
+        "Mul", y, nodes.array(d, "weight") if layer.affine else nodes.filled(shape, 1.0)
+    )  # it has the axes
 
 
 def group_norm(nodes: Nodes, d: Declaration, layer: layers.GroupNorm, x: str) -> str:
@@ -319,22 +321,22 @@ def _within(cell: RNNCell, count: int) -> dict[str, Any]:
 
 def _of_directions(nodes: Nodes, d: Declaration, name: str) -> str:
     """The weights of all directions, (directions, gates * units, inputs)."""
-    return nodes.constant(f"{d.name}.{name}", np.stack([_gates(child, nodes.value(child, name)).T for child in d.children]))
+    rows = [with_gates(nodes.value(child, name), GATES[type(child.layer)]).T for child in d.children]
+    return nodes.constant(f"{d.name}.{name}", np.stack(rows))
 
 
 def _biases(nodes: Nodes, d: Declaration) -> str:
     """Of all directions, (directions, 2 * gates * units): those of inputs, then those of states."""
-    rows = []
+    rows, order = [], GATES[type(d.children[0].layer)]
     for child in d.children:
-        own = _gates(child, nodes.value(child, "bias"))
-        second = _gates(child, nodes.value(child, "recurrent_bias")) if "recurrent_bias" in child.slices else 0.0 * own
+        own = with_gates(nodes.value(child, "bias"), order)
+        second = with_gates(nodes.value(child, "recurrent_bias"), order) if "recurrent_bias" in child.slices else 0.0 * own
         rows.append(np.concatenate([own, second]))
     return nodes.constant(f"{d.name}.bias", np.stack(rows))
 
 
-def _gates(cell: Declaration, array: np.ndarray) -> np.ndarray:
-    """An array (..., gates * units) in ONNX's order of gates."""
-    order = GATES[type(cell.layer)]
+def with_gates(array: np.ndarray, order: list[int]) -> np.ndarray:
+    """An array (..., gates * units) with its gates in another order."""
     parts = np.split(array, len(order), axis=-1)
     return np.concatenate([parts[k] for k in order], axis=-1)
 
@@ -383,7 +385,7 @@ def positional(nodes: Nodes, d: Declaration, layer: layers.PositionalEncoding, x
 
 
 def causal_convolution(nodes: Nodes, d: Declaration, layer: layers.CausalConv, x: str) -> str:
-    """A convolution behind as many zeros as its kernel looks back."""
+    """A convolution after as many zeros as its kernel looks back."""
     dense = d.children[1]
     weight = nodes.value(dense, "weight").reshape(layer.kernel, layer.inputs, layer.outputs)
     arrays = [nodes.constant(f"{dense.name}.weight", weight.transpose(2, 1, 0))]
