@@ -247,9 +247,7 @@ def rms_norm(nodes: Nodes, d: Declaration, layer: layers.RMSNorm, x: str) -> str
     y = nodes.node("Div", x, nodes.node("Sqrt", nodes.node("Add", mean, nodes.number(layer.eps))))
     if len(shape) == 1 and not layer.affine:
         return y
-    return nodes.node(
-        "Mul", y, nodes.array(d, "weight") if layer.affine else nodes.filled(shape, 1.0)
-    )  # it has the axes
+    return nodes.node("Mul", y, nodes.array(d, "weight") if layer.affine else nodes.filled(shape, 1.0))  # it has the axes
 
 
 def group_norm(nodes: Nodes, d: Declaration, layer: layers.GroupNorm, x: str) -> str:
