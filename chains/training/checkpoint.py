@@ -253,17 +253,14 @@ def _saved(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> 
         ended = {encoding.as_count(member): (encoding.as_count(epochs), str(why)) for member, (epochs, why) in about["ended"]}
         history = EnsembleHistory(**vars(history), members=len(arrays["p"]), ended=ended)
     best = {str(key): encoding.decoded([value])[0] for key, value in about["best"].items()}
-    callbacks = [_callback(number, saved, arrays) for number, saved in enumerate(about["callbacks"])]
+    callbacks = []
+    for index, saved in enumerate(about["callbacks"]):
+        prefix = f"callback.{index}."
+        found: dict[str, Any] = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+        for key, value in saved["numbers"].items():
+            if isinstance(value, dict):
+                [number] = encoding.decoded([value["number"]])
+                value = int(number) if value["whole"] else number
+            found[key] = value
+        callbacks.append({"name": saved["name"], "saved": found})
     return Saved(path, arrays["p"], arrays.get("state"), history, dict(about["run"]), best, callbacks)
-
-
-def _callback(number: int, saved: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """A callback's name and what it saved."""
-    prefix = f"callback.{number}."
-    found: dict[str, Any] = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
-    for key, value in saved["numbers"].items():
-        if isinstance(value, dict):
-            [decoded] = encoding.decoded([value["number"]])
-            value = int(decoded) if value["whole"] else decoded
-        found[key] = value
-    return {"name": saved["name"], "saved": found}

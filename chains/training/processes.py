@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -51,8 +51,7 @@ class Processes:
             names = dict.fromkeys([*each[0], *other])
             wrong = [f"`{name}`" for name in names if each[0].get(name) != other.get(name)]
             if wrong:
-                self._shared_error = ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ")
-                raise self._shared_error
+                self._raise(ValueError(f"all processes must begin with the same {listed(wrong)}: {rank} and 0 differ"))
         if self._signalled:
             self._signalled = False
             raise KeyboardInterrupt
@@ -70,8 +69,7 @@ class Processes:
             status = INTERRUPTED
         text, limits = self._exchange(status, text, limits)
         if status == INTERRUPTED:
-            self._shared_error = KeyboardInterrupt()
-            raise self._shared_error
+            self._raise(KeyboardInterrupt())
         history.stopped = text
         return limits
 
@@ -103,15 +101,18 @@ class Processes:
         if most == INTERRUPTED:
             self.interrupted_in = f" (process {rank} of {self.comm.size})"
             if status < most and not self._over:
-                self._shared_error = KeyboardInterrupt()
-                raise self._shared_error
+                self._raise(KeyboardInterrupt())
         if most == FAILED:
             self._over = True
             if status < most:
-                self._shared_error = RuntimeError(f"process {rank} of {self.comm.size} failed: {text}")
-                raise self._shared_error
+                self._raise(RuntimeError(f"process {rank} of {self.comm.size} failed: {text}"))
         epochs, steps, chunk = (-int(number) for number in numbers[2:])
         return text, (epochs, steps, chunk)
+
+    def _raise(self, error: BaseException) -> NoReturn:
+        """Raise an error that the other processes know."""
+        self._shared_error = error
+        raise error
 
     @contextmanager
     def _held(self) -> Iterator[None]:
