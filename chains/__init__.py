@@ -182,8 +182,9 @@ __all__ = [
 
 # Modules from which classes were moved, so that earlier pickles of networks load.
 _MOVED = {
-    "expr.replay": "expr.formulas", "layers.append": "layers.shape", "layers.batch_norm": "layers.norm",
-    "layers.causal_conv": "layers.conv", "layers.cells": "layers.rnn", "layers.resample": "layers.shape",
-    "layers.select": "layers.shape", "program.window": "program.operations",
+    "data.augment": "data.batches", "expr.replay": "expr.formulas", "layers.append": "layers.shape",
+    "layers.batch_norm": "layers.norm", "layers.causal_conv": "layers.conv", "layers.cells": "layers.rnn",
+    "layers.resample": "layers.shape", "layers.select": "layers.shape", "optimizers.rmsprop": "optimizers.adagrad",
+    "program.window": "program.operations", "samplers": "sampling.samplers",
 }  # fmt: skip
 _sys.modules.update({f"chains.{name}": _sys.modules[f"chains.{module}"] for name, module in _MOVED.items()})

@@ -1,9 +1,8 @@
 """Optimisers, a family a file; `base` says what one is."""
 
-from chains.optimizers.adagrad import Adagrad
+from chains.optimizers.adagrad import Adagrad, RMSProp
 from chains.optimizers.adam import Adam, AdamW
 from chains.optimizers.base import Optimizer, Rate, Schedule
-from chains.optimizers.rmsprop import RMSProp
 from chains.optimizers.sgd import SGD
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "Rate", "Schedule"]

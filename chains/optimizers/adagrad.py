@@ -1,4 +1,4 @@
-"""Adagrad."""
+"""Adagrad, and RMSProp, whose average forgets."""
 
 from __future__ import annotations
 
@@ -43,6 +43,44 @@ class Adagrad(Optimizer):
 
         def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
             v = v + g * g
+            return v, p - rate * (g / (sqrt(v) + eps))
+
+        ops.map((states[0], p), step, p, g, states[0], scalars[0])
+
+
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """p -= rate * g / (sqrt(v) + eps), v the decaying average of g^2, as in PyTorch. Source: Hinton 2012.
+
+    Parameters
+    ----------
+    learning_rate
+        As of `Optimizer`.
+    decay : float
+        Of the average, from 0 to 1, exclusive.
+    eps : float
+        Positive.
+    clip_norm, sparse
+        As of `Optimizer`.
+    """
+
+    settings: ClassVar[tuple[str, ...]] = (*Optimizer.settings, "decay", "eps")
+    n_states: ClassVar[int] = 1
+
+    learning_rate: Rate = 1e-2
+    decay: float = 0.99
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("decay", self.decay, "in [0, 1)")
+        check_number("eps", self.eps, "in (0, inf)")
+
+    def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
+        decay, eps = self.decay, self.eps
+
+        def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
+            v = decay * v + (1.0 - decay) * (g * g)
             return v, p - rate * (g / (sqrt(v) + eps))
 
         ops.map((states[0], p), step, p, g, states[0], scalars[0])

@@ -127,7 +127,7 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         return float(r2_score(y, outputs, sample_weight=weights)) if np.isfinite(outputs).all() else math.nan
 
     def _mean(self, outputs: np.ndarray) -> np.ndarray:
-        return np.exp(outputs) if self.out_activation_ == "exp" else outputs
+        return np.exp(outputs) if getattr(self, "out_activation_", "") == "exp" else outputs  # none in pickles of version 0.2
 
     def predict(self, X: Any) -> np.ndarray:
         """The predictions, shape (n_samples,) or (n_samples, n_outputs), for samples `X` (n_samples, n_features)."""
