@@ -14,7 +14,7 @@ from chains import SGD, Conv, Dense, SquaredLoss, relu
 from chains.backends.cupy import streaming
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Work
-from chains.backends.cupy.fused_program import FusedProgram
+from chains.backends.cupy.fused.program import FusedProgram
 from chains.network import runs
 from chains.network.network import network_of
 from chains.training.batches import ArrayBatches
@@ -133,18 +133,18 @@ def streamed(width: int, setting: Setting) -> Result:
     given = Problem(layers, (inputs,), SquaredLoss(), SGD(1e-5), x, t, batch)
     computing, both = (Trainer(given, "float32", setting, streamed=flag) for flag in (False, True))
     order = rng.permutation(len(x))
-    inlet = streaming.Inlet(both.device, {"x": ((batch, inputs), FLOAT), "t": ((batch, 10), FLOAT)})
+    batches = streaming.HostToDevice(both.device, {"x": ((batch, inputs), FLOAT), "t": ((batch, 10), FLOAT)})
 
     def copy() -> float:
         start = time.perf_counter()
         for k in range(steps):
-            room, part = inlet.room(), order[k * batch : (k + 1) * batch]
+            room, part = batches.room(), order[k * batch : (k + 1) * batch]
             x.take(part, 0, room["x"], "clip")
             t.take(part, 0, room["t"], "clip")
-            inlet.send()
-            inlet.take()
-            inlet.taken()
-        inlet.finish()
+            batches.send()
+            batches.wait()
+            batches.release()
+        batches.finish()
         return time.perf_counter() - start
 
     with both.device.running():

@@ -1,4 +1,4 @@
-"""A network as one file of C99, for compilers that LLVM does not reach and for people who want to read what is computed.
+"""A network as one file of C99, for compilers that LLVM does not support and for readers of what is computed.
 
 Each function follows the order of its program. Operations on samples run tile by tile, so that their intermediate results stay
 in the cache and need no workspace if they are small.
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from chains.exporting.c_formulas import PHILOX, PRELUDE, literal
-from chains.exporting.c_operations import Context, indented, lines_of
+from chains.exporting.c_operations import PHILOX, PRELUDE, Context, indented, lines_of, literal
 from chains.exporting.header import ctype, declaration
 from chains.exporting.interface import ABOUT, Call, Interface, c_name
 from chains.lowering.tiling import Tiles, is_large, only_continues
@@ -170,7 +169,7 @@ class _Function:
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
     def lines(self, interface: Interface) -> Iterator[str]:
-        """The function, behind the constants that it reads."""
+        """The function, after the constants that it reads."""
         program = self.call.program
         for buffer in program.buffers.values():
             if buffer.data is not None:

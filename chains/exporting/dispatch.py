@@ -13,7 +13,7 @@ from chains.exporting.entry import parameters, result_of
 from chains.exporting.interface import Call, Interface
 from chains.exporting.targets import Target
 
-# The bits that a level needs beside those of the one before: ecx of leaf 1; ebx of leaf 7; of XCR0, what the system saves.
+# The bits that a level needs and the level before does not: ecx of leaf 1; ebx of leaf 7; of XCR0, what the system saves.
 _FMA, _OSXSAVE, _AVX, _F16C, _MOVBE = (1 << bit for bit in (12, 27, 28, 29, 22))
 _NEEDS = {
     "sse2": (0, 0, 0),
@@ -72,12 +72,12 @@ def dispatcher(interface: Interface, targets: Sequence[Target]) -> str:
 
 
 def _test(k: int, target: Target) -> str:
-    """Lines that go on to level k, where the one before is there and all that this one needs."""
+    """Lines that find whether the processor has level k: the level before and the bits of this one."""
     lines = []
     levels = list(_NEEDS)
     needs = [_NEEDS[kind] for kind in levels[: levels.index(target.processor.kind) + 1]]
-    wanted = (reduce(or_, (need[part] for need in needs)) for part in range(3))
-    for name, bits in zip(("c1", "b7", "saved"), wanted, strict=True):
+    required = (reduce(or_, (need[part] for need in needs)) for part in range(3))
+    for name, bits in zip(("c1", "b7", "saved"), required, strict=True):
         lines += [f"  %{name}_{k} = and i32 %{name}, {bits}", f"  %{name}_all{k} = icmp eq i32 %{name}_{k}, {bits}"]
     lines += [f"  %both{k} = and i1 %c1_all{k}, %b7_all{k}", f"  %all{k} = and i1 %both{k}, %saved_all{k}"]
     return "\n".join([*lines, f"  %level{k} = select i1 %all{k}, i32 {k}, i32 %level{k - 1}"])

@@ -1,8 +1,8 @@
 """A program as LLVM assembly that C can call: the works of its plan, and a function that drives them in one thread.
 
-The function builds the table of addresses on its stack. Scratch memory lies there too, where it is small and does not grow
+The function builds the table of addresses on its stack. Scratch memory is there too if it is small and does not grow
 with the number of samples; else in a workspace that the caller passes. Nothing else is written to but the caller's arrays,
-so that any number of threads may call it at once.
+so that any number of threads may call it at the same time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def baked_symbol(interface: Interface, name: str) -> str:
 
 
 def adapted(text: str, target: Target) -> str:
-    """The assembly with what LLVM has to know of the target; addresses of 32 bits lie at multiples of four bytes."""
+    """The assembly with LLVM's description of the target; addresses of 32 bits are aligned to four bytes."""
     if target.bits == 32:
         text = re.sub(r"((?:load ptr|store ptr [^,]+), ptr [^,]+, align) 8", r"\1 4", text)
     return f'target datalayout = "{target.machine().target_data}"\ntarget triple = "{target.triple}"\n{text}'
@@ -181,7 +181,7 @@ class _Entry:
         return table
 
     def _given(self, buffer: Buffer) -> Value:
-        """Where a buffer lies that is no scratch memory."""
+        """The address of a buffer that is not scratch memory."""
         f, name = self.f, buffer.name
         if name in self.interface.baked:
             symbol = baked_symbol(self.interface, name)

@@ -12,8 +12,7 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.exporting.c_source import CSource
-from chains.exporting.fortran import fortran_text
-from chains.exporting.header import header_text
+from chains.exporting.header import fortran_text, header_text
 from chains.exporting.interface import interface_of
 from chains.losses import Loss
 from chains.network.network import check_net
@@ -56,7 +55,7 @@ def export(
         The network.
     path : path
         The file to write. Its suffix decides: ".o", ".a" (a static library), ".c" (C99 source), and where a linker is found
-        ".so" and ".wasm". The header and the Fortran module lie beside it.
+        ".so" and ".wasm". The header and the Fortran module are written to the same folder.
     p, state : array, optional
         Parameters, shape (n_params,), and the state, shape (n_state,), to be part of the code. They are arguments otherwise.
     name : str
@@ -133,7 +132,7 @@ def _objective(
 
 
 def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer | None) -> dict[str, np.ndarray]:
-    """The vectors that are to be part of the code, by name."""
+    """The vectors that become part of the code, by name."""
     baked = {}
     if p is not None:
         if optimizer is not None:

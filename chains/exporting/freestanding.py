@@ -20,16 +20,16 @@ Pair = tuple[Value, Value]  # a number as the sum of two doubles, the second one
 
 
 def freestanding(text: str) -> str:
-    """The assembly with functions of its own in the place of those of the library."""
-    wanted = dict.fromkeys(re.findall(r"^declare (\S.*?) @llvm\.(pow|sin|cos)\.(\w+)\(", text, re.MULTILINE))
-    if not wanted:
+    """The assembly with its own functions instead of the library's."""
+    called = dict.fromkeys(re.findall(r"^declare (\S.*?) @llvm\.(pow|sin|cos)\.(\w+)\(", text, re.MULTILINE))
+    if not called:
         return text
     text = re.sub(r"^declare .* @llvm\.(pow|sin|cos)\..*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"@llvm\.(pow|sin|cos)\.", r"@chains.\1.", text)
     module = Module()
-    for name in dict.fromkeys(name for _, name, _ in wanted):
+    for name in dict.fromkeys(name for _, name, _ in called):
         module.add(_WRITERS[name](module), "internal")
-    for type, name, mangled in wanted:
+    for type, name, mangled in called:
         module.add(_each(module, name, mangled, type), "internal")
     own, _, _ = module.text().rpartition("attributes")
     declared = set(re.findall(r"^declare .*\n", text, re.MULTILINE))
@@ -197,7 +197,7 @@ _ZEROS, _WORDS = 128, 24  # bits before those of 2 / pi, so that small numbers n
 
 
 def _two_over_pi() -> list[int]:
-    """2 / pi as words, highest first, behind so many zeros."""
+    """2 / pi as words, highest first, after this many zeros."""
     digits = 64 * _WORDS - _ZEROS
     with localcontext() as context:
         context.prec = digits // 3 + 40
@@ -262,7 +262,7 @@ def _reduced(f: Function, module: Module, mantissa: Value, first: Value) -> tupl
     back = f.binary("sub", integer(63), shift)
 
     def window(k: int) -> Value:
-        """64 digits, from 64 k behind the first on."""
+        """64 digits, beginning 64 k after the first."""
         place = f.address(words, f.add(at, k), I64)
         high, low = f.load(I64, place), f.load(I64, f.address(place, integer(1), I64))
         return f.binary("or", f.binary("shl", high, shift), f.binary("lshr", f.binary("lshr", low, integer(1)), back))

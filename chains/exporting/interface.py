@@ -46,7 +46,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the interface. `name` goes behind that of the network."""
+    """A function of the interface. `name` follows that of the network."""
 
     name: str
     about: str
@@ -108,7 +108,7 @@ def interface_of(
     objective: Criterion | None,
     optimizer: Optimizer | None,
 ) -> Interface:
-    """The functions of a network. What is `baked`, by the names "p" and "state", is no argument of theirs."""
+    """The functions of a network. Vectors that are `baked`, by the names "p" and "state", are not arguments."""
     network, wanted = network_of(net), GRADIENTS[gradient]
     programs = {"forward": record.forward(network, dtype, False)}
     if wanted:
@@ -127,7 +127,7 @@ def interface_of(
         "vjp": f"Pulls the cotangents dy back: fills {' and '.join(wanted)}.",
         "loss": f"Returns the loss, {repr(objective.loss) if objective else ''}, and fills its gradients.",
         "stream": "The outputs y of one step of a sequence.",
-        "step": f"One step of {optimizer!r}: updates p and what is kept beside it. Returns the loss before the step.",
+        "step": f"One step of {optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
     }
     calls = []
     for kind, program in programs.items():

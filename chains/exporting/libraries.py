@@ -13,7 +13,7 @@ from chains.exporting.targets import Target
 
 
 def archive(name: str, code: bytes, symbols: Sequence[str]) -> bytes:
-    """A static library of one object file, as ``ar`` writes it, with the table of symbols that linkers want (System V's)."""
+    """A static library of one object file, as ``ar`` writes it, with the table of symbols that linkers require (System V's)."""
     texts = b"".join(symbol.encode() + b"\0" for symbol in symbols)
     place = 8 + 60 + _even(4 + 4 * len(symbols) + len(texts))
     index = len(symbols).to_bytes(4, "big") + place.to_bytes(4, "big") * len(symbols) + texts

@@ -84,13 +84,7 @@ TARGETS = {
         *(_x86(f"windows-x86-64-v{level}", "windows-", WINDOWS, level, stack=3 * KIB) for level in (2, 3, 4)),
         *(
             Target(
-                name,
-                name,
-                "thumbv7em-none-eabihf",
-                Processor(name, 16, _SCALAR, name, ""),
-                stack=KIB,
-                bits=32,
-                reloc="static",
+                name, name, "thumbv7em-none-eabihf", Processor(name, 16, _SCALAR, name, ""), stack=KIB, bits=32, reloc="static"
             )
             for name in ("cortex-m4", "cortex-m7")
         ),
@@ -127,4 +121,4 @@ def _load() -> None:
     """Have LLVM know all processors, rather than this one alone."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    llvm.initialize_native_asmparser()  # for the instruction by which x86 tells what it is
+    llvm.initialize_native_asmparser()  # for the instruction cpuid of x86

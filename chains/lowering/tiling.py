@@ -1,6 +1,6 @@
 """How programs are split for tiles of samples: first the operations on samples, then the operations done once.
 
-Each tile of the batch may go through all operations on samples by itself, if none of them waits for an operation done once
+Tiles of the batch are independent in operations on samples, if none of these waits for an operation done once
 or for a sum over all samples.
 """
 
@@ -36,7 +36,7 @@ def must_wait(sums: Sequence[View], once: Sequence[Operation], operation: Operat
 
 
 def meets_sums(sums: Sequence[View], view: View) -> bool:
-    """Whether a result over all samples lies in the memory of `sums` over the whole batch."""
+    """Whether a result over all samples overlaps `sums` over the whole batch."""
     return any(overlap(view, other) for other in sums)
 
 

@@ -18,7 +18,8 @@ import chains
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, backends, relu, train
 from chains.backends import Cupy, backend
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.device import cudnn, libraries
+from chains.backends.cupy.device import cublas as libraries
+from chains.backends.cupy.device import cudnn
 from chains.backends.cupy.device.cuda import CudaDevice
 from chains.backends.cupy.device.cudnn import Cudnn
 from chains.backends.cupy.device.interface import Convolution

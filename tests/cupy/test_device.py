@@ -16,10 +16,9 @@ import pytest
 
 from chains import Chain, Dense, backends, tanh
 from chains.backends import Cupy
-from chains.backends.cupy.device.cublas import Cublas
+from chains.backends.cupy.device.cublas import Cublas, loaded
 from chains.backends.cupy.device.cuda import CudaDevice, _streams, usable_cupy
 from chains.backends.cupy.device.interface import Gemm
-from chains.backends.cupy.device.libraries import loaded
 from tests.cupy import emulated
 from tests.cupy.fake_cublas import FakeCublas
 from tests.cupy.support import data, needs_compiler, trained

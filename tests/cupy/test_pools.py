@@ -27,7 +27,7 @@ from chains import (
 from chains.backends import Cupy
 from chains.backends.cupy import compiler
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_pool_runs
+from chains.backends.cupy.kernels.pools import PoolInputRun, PoolRun, with_pool_runs
 from chains.backends.cupy.source.commands import Launch
 from chains.network import record
 from chains.network.network import network_of

@@ -233,7 +233,7 @@ def test_a_queue_that_does_not_wait_is_told(deaf, data, gpu):
 def test_memory_is_not_filled_before_what_used_it_last_is_done(gpu, monkeypatch):
     """Memory that is made may have been given back by work that is still to be done."""
     device, record = gpu(), watched.WatchedQueue.record
-    monkeypatch.setattr(streaming.Inlet, "taken", lambda self: setattr(self, "done", self.done + 1))
+    monkeypatch.setattr(streaming.HostToDevice, "release", lambda self: setattr(self, "done", self.done + 1))
     monkeypatch.setattr(
         watched.WatchedQueue, "record", lambda self, event: record(self, event) if self.name != "main" else None
     )

@@ -14,13 +14,12 @@ from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
-from chains.backends.cupy.feed import DeviceFeed, HostFeed
+from chains.backends.cupy.feed import DeviceFeed, DeviceMemberFeed, HostFeed, HostMemberFeed
 from chains.backends.cupy.fused.loops import LoopShare, has_loops
+from chains.backends.cupy.fused.program import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
-from chains.backends.cupy.fused_program import FusedProgram, fused_program
-from chains.backends.cupy.member_feed import DeviceMemberFeed, HostMemberFeed
 from chains.backends.cupy.source.c_source import readable
-from chains.backends.cupy.source.fusion import ELEMENTWISE
+from chains.backends.cupy.source.maps import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceBatchStream, HostBatchStream, StreamedFeed, fit
 from chains.program.program import Program
 from chains.support.memory import Array
@@ -144,7 +143,7 @@ class DeviceBackend(Backend):
 class CupyBackend(Backend):
     """Runs programs on a GPU for arrays in host memory, which are copied there and back at every run.
 
-    `on_device` is the backend for arrays that already lie on the GPU; `fused` is an argument of it.
+    `on_device` is the backend for arrays that are on the GPU; `fused` is passed to it.
     """
 
     name = "cupy"

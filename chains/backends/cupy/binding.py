@@ -98,8 +98,8 @@ class DeviceBinding(Binding):
         """The address of a buffer; of a stand-in for a buffer in a loop, the address of the part for the current step."""
         if buffer in self.compiled.advances:
             whole, moves = self.compiled.advances[buffer]
-            ahead = sum(step * move for step, move in zip(self._steps, moves, strict=False))
-            return self.address(whole) + ahead * whole.dtype.itemsize
+            offset = sum(step * move for step, move in zip(self._steps, moves, strict=False))
+            return self.address(whole) + offset * whole.dtype.itemsize
         if buffer.role == "scratch":
             return self._base + self._plan.offset(buffer, self.batch)
         return self.device.address(self.arrays[buffer.name])
@@ -113,7 +113,7 @@ def as_graph(device: Device, work: Sequence[Work]) -> Work:
 
 
 def _captured(device: Device, work: Sequence[Work]) -> Work:
-    """The work as one graph. Where it cannot be captured, a RuntimeWarning says why, and each part is started by itself."""
+    """The work as one graph. If it cannot be captured, a RuntimeWarning says why, and each part is started alone."""
     try:
         return device.capture(work)
     except Exception:  # whatever a library raises: the work can be done without a graph

@@ -18,13 +18,11 @@ from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, 
 from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.library_convolutions import lowered, with_operands
-from chains.backends.cupy.kernels.pool_runs import PoolInputRun, PoolRun, with_pool_runs
-from chains.backends.cupy.kernels.pools import pool, pool_input, pool_input_run, pool_run
+from chains.backends.cupy.kernels.pools import PoolInputRun, PoolRun, pool, pool_input, pool_input_run, pool_run, with_pool_runs
 from chains.backends.cupy.kernels.products import batch_matmul, prepared, product
 from chains.backends.cupy.source.axes import Space, count
 from chains.backends.cupy.source.commands import THREADS, Command, Pointers, Repeated, Source, Summed, blocks, unrolled, untiled
-from chains.backends.cupy.source.fusion import ELEMENTWISE, Run, run_at, staged
-from chains.backends.cupy.source.lanes import map_body
+from chains.backends.cupy.source.maps import ELEMENTWISE, Run, map_body, run_at, staged
 from chains.backends.cupy.source.reduction import Temporary, reduction
 from chains.program.loop import Loop
 from chains.program.operations import (
@@ -47,7 +45,7 @@ from chains.program.rows import UpdateRows
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, View, c_strides
 
-Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are to be written to memory
+Stored = Callable[[Buffer], bool]  # whether a buffer's numbers are written to memory
 
 MIN_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit indices
 

@@ -1,27 +1,60 @@
 """Training on a GPU: the data, their order and the losses stay there, and a step is one graph.
 
 Before the program, a kernel gathers the step's batch by the numbers in `order`; after it, another one stores the loss and
-counts the step (`step_kernels`). Everything that changes from step to step is in the GPU's memory, so that one graph does
-every step.
+counts the step. Everything that changes from step to step is in the GPU's memory, so that one graph does every step.
+For an ensemble, one launch does the steps of all members: each block trains one member.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Feed
-from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, launch
+from chains.backends.base import Arrays, Feed, MemberFeed, updated
+from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, device_arrays, launch
 from chains.backends.cupy.compiler import MIN_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.fused_program import FusedProgram
-from chains.backends.cupy.source.c_source import readable
-from chains.backends.cupy.source.commands import Launch, Source
-from chains.backends.cupy.step_kernels import count, fetch
+from chains.backends.cupy.fused.program import FusedProgram, moved, outside
+from chains.backends.cupy.source.c_source import ctype, readable
+from chains.backends.cupy.source.commands import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
+
+
+def fetch(source: Source, data: Mapping[str, Any], binding: DeviceBinding) -> Launch:
+    """Gather the samples of a step: row i of each input is the sample with the number order[cursor * batch + i]."""
+    pointers, lines, begin = Pointers(), [], 0
+    cursor, order = pointers(outside("cursor", np.int64)), pointers(outside("order", np.int64))
+    for name, array in data.items():
+        target = binding.program.buffers[name]
+        into, samples, width = pointers(target, write=True), pointers(outside(f"all {name}", array.dtype)), target.size
+        lines += [
+            f"{'else ' if begin else ''}if (i < batch * {begin + width}) {{",
+            f"    const Index e = i - batch * {begin};",
+            f"    const int64 sample = {order}[{cursor}[0] * batch + e / {width}];",
+            f"    {into}[e] = ({ctype(target.dtype)}){samples}[sample * {width} + e % {width}];",
+            "}",
+        ]
+        begin += width
+    body = each_element(f"batch * {begin}", lines)
+    return pointers.launch(source, "fetch", body, lambda batch: (blocks(batch * begin), 1))
+
+
+def count(source: Source, binding: DeviceBinding, cycle: int | None) -> Launch:
+    """Store the loss of a step, and count the step. After `cycle` steps, if given, counting begins again."""
+    buffers, pointers = binding.program.buffers, Pointers()
+    loss = pointers(buffers["value"])
+    losses, cursor = pointers(outside("losses", np.float64), write=True), pointers(outside("cursor", np.int64), write=True)
+    lines = [f"{losses}[{cursor}[0]] = {loss}[0];", f"{cursor}[0] += 1;"]
+    if cycle is not None:
+        lines.append(f"if ({cursor}[0] == {cycle}) {cursor}[0] = 0;")
+    if "random" in buffers:
+        lines.append(f"{pointers(buffers['random'], write=True)}[1] += 1;")
+    return pointers.launch(source, "count", lines, lambda batch: (1, 1), block=(1, 1))
+
 
 MIN_LOSSES = 1 << 13  # steps of a call on the same batch that there is room for: graphs know the place of the losses
 
@@ -41,7 +74,7 @@ class DeviceFeed(Feed):
         self._binding, self._cycle = binding, cycle
         self._device = device
         self._order = order
-        self._sources = {name: in_place(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
+        self._sources = {name: on_device(device, data, binding.program.buffers[name].dtype) for name, data in sources.items()}
         steps = len(order) // batch if sources or cycle else 0
         self.own = {
             "order": device.empty((max(1, steps * batch),), np.int64),
@@ -127,12 +160,12 @@ class DeviceFeed(Feed):
 
 
 def sized(source: Source, arrays: Iterable[Any], most: int = 0) -> tuple[str, type[np.generic]]:
-    """The source of kernels on these arrays, or that count as far as `most`, and the type of its indices."""
+    """The source of kernels on these arrays, or with indices up to `most`, and the type of indices."""
     wide = max(most, *(array.size for array in arrays)) >= MIN_WIDE_ELEMENTS
     return source.text(wide), np.int64 if wide else np.int32
 
 
-def in_place(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
+def on_device(device: Device, data: Any, wanted: np.dtype[Any]) -> Any:
     """The data in the GPU's memory: unchanged if kernels can read them, else converted to the type `wanted`."""
     if not device.owns(data) and not readable(data.dtype):
         data = data.astype(wanted)
@@ -164,3 +197,108 @@ def exchanged(binding: HostBinding, sources: Iterable[str]) -> tuple[list[str], 
     changing = [name for name, role in roles.items() if role == "state" or name == "random"]
     known = {*sources, *changing, "inverse_batch"}
     return [name for name, role in roles.items() if role == "input" and name not in known], changing
+
+
+ALIGNMENT = 256  # bytes that a member's scratch begins at a multiple of
+
+
+class DeviceMemberFeed(MemberFeed):
+    """All members in one launch, by the program that one block does alone: a member has the bits that it would have alone.
+
+    Every array that a step writes has a row for each member; so has scratch that does not fit into shared memory.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        compiled: FusedProgram,
+        batch: int,
+        arrays: Arrays,
+        sources: Arrays,
+        orders: np.ndarray,
+        own: Collection[str],
+    ) -> None:
+        self._device, self._batch, self._orders = device, batch, orders
+        self._own = {*own} & {*arrays, *sources}
+        self._members = len(next(array for name, array in {**arrays, **sources}.items() if name in self._own))
+        first = {name: array[0, ...] if name in self._own else array for name, array in arrays.items()}
+        self._arrays: dict[str, Any] = {
+            **device_arrays(device, compiled.program, batch, first),
+            **arrays,
+            **{f"all {name}": on_device(device, data, compiled.program.buffers[name].dtype) for name, data in sources.items()},
+            "members": device.empty((self._members,), np.int64),
+        }
+        self._sampled = bool(sources)
+        source, rows = Source(), {name if name in arrays else f"all {name}" for name in self._own}
+        if len(orders) > 1:
+            rows.add("order")
+        self._step = compiled.training(source, {name: self._arrays[f"all {name}"].dtype for name in sources}, rows)
+        self._source, self._rows = source, moved(self._step.buffers, self._step.writes, rows)
+        scratch = compiled.scratch_plan(batch)
+        self._scratch_row = -(-scratch.nbytes(batch) // ALIGNMENT) * ALIGNMENT
+        self._offsets = {b: scratch.offset(b, batch) for b in self._step.buffers if b.role == "scratch"}
+        self._scratch = device.empty((self._members * self._scratch_row if self._offsets else 0,), np.uint8)
+        for buffer in self._rows:  # outputs that were not given
+            if buffer.role == "output" and buffer.name not in arrays:
+                self._arrays[buffer.name] = device.empty((self._members, buffer.size), buffer.dtype)
+        self._steps = 0
+
+    def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
+        device, arrays, count = self._device, self._arrays, values.shape[1]
+        if count > self._steps:
+            self._make_room(count)
+        if self._sampled:
+            part = np.ascontiguousarray(self._orders[:, first * self._batch : (first + count) * self._batch])
+            device.assign(arrays["order"][: part.size], part.reshape(-1))
+        device.assign(arrays["members"][: len(members)], members)
+        strides = [self._stride(buffer, count) for buffer in self._rows]
+        step = replace(self._step, grid=lambda batch: (len(members), 1))
+        work = launch(device, step, self._functions, self._batch, self._index, self._address, (0, count, *strides))
+        assert work is not None
+        work()
+        losses = np.empty((self._members, count))
+        device.assign(losses, arrays["losses"][: losses.size])
+        values[members] = losses[members]
+        finite = np.isfinite(values[members])
+        return np.where(finite.all(axis=1), count, finite.argmin(axis=1) + 1)
+
+    def _make_room(self, count: int) -> None:
+        """For this many steps a call."""
+        device, self._steps = self._device, count
+        self._arrays["order"] = device.empty((max(1, len(self._orders) * count * self._batch * self._sampled),), np.int64)
+        self._arrays["losses"] = device.empty((self._members * count,), np.float64)
+        text, self._index = sized(self._source, [*self._arrays.values(), self._scratch])
+        self._functions = device.compile(text, list(self._source.kernels.values()))
+
+    def _stride(self, buffer: Buffer, count: int) -> int:
+        """The number of elements from a member's row to the next one."""
+        if buffer.role == "scratch":
+            return self._scratch_row // buffer.dtype.itemsize
+        counted = {"losses": count, "order": count * self._batch}
+        return counted.get(buffer.name, self._arrays[buffer.name].size // self._members)
+
+    def _address(self, buffer: Buffer) -> int:
+        if buffer.role == "scratch":
+            return self._device.address(self._scratch) + self._offsets[buffer]
+        return self._device.address(self._arrays[buffer.name])
+
+
+class HostMemberFeed(MemberFeed):
+    """A feed on the GPU for parameters in host memory, which every call brings up to date."""
+
+    def __init__(
+        self, device: Device, compiled: FusedProgram, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray,
+        own: Collection[str]
+    ) -> None:  # fmt: skip
+        self._device, self._arrays = device, arrays
+        self._there = {name: device.array(array) for name, array in arrays.items()}
+        self._updated = updated(compiled.program, {*own} & {*arrays})
+        self._feed = DeviceMemberFeed(device, compiled, batch, self._there, sources, orders, own)
+
+    def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
+        for name, array in self._there.items():
+            self._device.assign(array, self._arrays[name])
+        done = self._feed(first, values, members)
+        for name in self._updated:
+            self._device.assign(self._arrays[name], self._there[name])
+        return done

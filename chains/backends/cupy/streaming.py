@@ -1,7 +1,7 @@
 """Training on data in host memory: batches are copied to the GPU while it computes.
 
 The host gathers a batch in pinned memory; a separate queue copies it; the main queue computes. Each batch uses one of two
-slots in pinned memory and on the GPU, and events tell when a slot may be filled again. So at most two batches are under way,
+slots in pinned memory and on the GPU, and events mark when a slot may be filled again. So at most two batches are under way,
 and a step in steady state allocates nothing.
 """
 
@@ -32,11 +32,11 @@ def fit(device: Device, data: Arrays) -> bool:
     return sum(array.nbytes for array in data.values() if not device.owns(array)) <= MEMORY_SHARE * device.room()
 
 
-class Inlet:
+class HostToDevice:
     """A stream of batches, arrays by name with fixed shapes and types, copied to the GPU through pinned memory.
 
     ``places`` are the arrays on the GPU, `SLOTS` used in turn. For each batch: fill the arrays of `room`; call `send`; call
-    `take` before work on the batch is queued, and `taken` after it.
+    `wait` before work on the batch is queued, and `release` after it.
     """
 
     def __init__(self, device: Device, kinds: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
@@ -68,19 +68,19 @@ class Inlet:
         queue.record(self._copied[place])
         self.sent += 1
 
-    def take(self) -> dict[str, Array]:
+    def wait(self) -> dict[str, Array]:
         """Make the main queue wait for the oldest batch sent."""
         place = self.done % SLOTS
         self._device.main.wait(self._copied[place])
         return self.places[place]
 
-    def taken(self) -> None:
+    def release(self) -> None:
         """Declare that all work on this batch is in the main queue."""
         self._device.main.record(self._free[self.done % SLOTS])
         self.done += 1
 
     def forget(self) -> None:
-        """Drop the batches that were sent and not taken."""
+        """Drop the batches that were sent and not used."""
         self.sent = self.done
 
     def finish(self) -> None:
@@ -96,23 +96,23 @@ class StreamedStep:
         device, batch = binding.device, binding.batch
         self._main = device.main
         self._noted = [device.event() for _ in range(CYCLE_STEPS)]
-        self.inlet = Inlet(device, {name: sent_as(binding, name, array) for name, array in like.items()})
+        self.batches = HostToDevice(device, {name: sent_as(binding, name, array) for name, array in like.items()})
         order = np.arange(CYCLE_STEPS)[:, None] % SLOTS * batch + np.arange(batch)
-        self._step = DeviceFeed(binding, self.inlet.blocks, order.reshape(-1), cycle=CYCLE_STEPS)
+        self._step = DeviceFeed(binding, self.batches.blocks, order.reshape(-1), cycle=CYCLE_STEPS)
         device.assign(self._step.own["order"], order.reshape(-1))
         device.assign(self._step.own["cursor"], np.zeros(1, np.int64))
         self._losses = device.pinned((CYCLE_STEPS,), np.float64)
         ends = (self._losses, self._step.own["losses"])
-        self._ways = [tuple(array[k : k + 1] for array in ends) for k in range(CYCLE_STEPS)]
+        self._copies = [tuple(array[k : k + 1] for array in ends) for k in range(CYCLE_STEPS)]
         self.read = 0  # losses
 
     def start(self) -> None:
         """Start the step on the oldest batch sent, and the copy of its loss to the host."""
-        inlet, number = self.inlet, self.inlet.done % CYCLE_STEPS
-        inlet.take()
+        batches, number = self.batches, self.batches.done % CYCLE_STEPS
+        batches.wait()
         self._step.one()
-        inlet.taken()
-        self._main.copy(*self._ways[number])
+        batches.release()
+        self._main.copy(*self._copies[number])
         self._main.record(self._noted[number])
 
     def loss(self) -> float:
@@ -124,11 +124,11 @@ class StreamedStep:
 
     def finish(self) -> None:
         """Wait for all steps; drop unread losses, and batches that were sent for later steps."""
-        self.inlet.forget()
-        self.inlet.finish()
+        self.batches.forget()
+        self.batches.finish()
         for event in self._noted:
             event.wait()
-        self.read = self.inlet.done
+        self.read = self.batches.done
 
     def __del__(self) -> None:
         with suppress(Exception):  # a step that was not fully made, or Python is shutting down
@@ -154,13 +154,13 @@ class StreamedFeed(Feed):
         self._next = 0  # the first step whose batch has not been sent
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        steps, inlet = self._steps, self._steps.inlet
-        if first == 0 or self._next - (inlet.sent - inlet.done) != first:  # another order
+        steps, batches = self._steps, self._steps.batches
+        if first == 0 or self._next - (batches.sent - batches.done) != first:  # another order
             self.forget()
             self._next = first
         read, count = 0, len(values)
         for done in range(1, count + 1):
-            if inlet.sent == inlet.done:
+            if batches.sent == batches.done:
                 self._send()
             steps.start()
             if self._next < self._last:
@@ -176,18 +176,18 @@ class StreamedFeed(Feed):
         return count
 
     def forget(self) -> None:
-        self._steps.inlet.forget()
+        self._steps.batches.forget()
         self._next = -1
 
     def _send(self) -> None:
         piece = self._order[self._next * self._batch : (self._next + 1) * self._batch]
-        for name, target in self._steps.inlet.room().items():
+        for name, target in self._steps.batches.room().items():
             source = self._sources[name]
             if source.dtype == target.dtype:
                 source.take(piece, 0, target, "clip")  # "clip": otherwise NumPy buffers
             else:
                 target[...] = source[piece]
-        self._steps.inlet.send()
+        self._steps.batches.send()
         self._next += 1
 
 
@@ -202,10 +202,10 @@ class DeviceBatchStream(BatchStream):
         self._steps = StreamedStep(binding, {name: array for name, array in like.items() if name not in self._on_gpu})
 
     def start(self, batch: Arrays) -> None:
-        inlet = self._steps.inlet
-        for name, target in inlet.room().items():
+        batches = self._steps.batches
+        for name, target in batches.room().items():
             target[...] = batch[name].reshape(target.shape)
-        inlet.send()
+        batches.send()
         for name in self._on_gpu:
             self._device.assign(self._own[name], batch[name])
         self._steps.start()

@@ -1,19 +1,44 @@
-"""Matrix products by cuBLAS, called through ctypes, so that a step allocates nothing and can be captured in a graph.
+"""NVIDIA's libraries, loaded where CuPy finds them; and matrix products by cuBLAS.
 
-Its matrices are column-major: out.T = b.T @ a.T is asked for. Values of enumerations are those of cublas_api.h of cuBLAS 12.9,
-and of library_types.h.
+cuBLAS is called through ctypes, so that a step allocates nothing and can be captured in a graph. Its matrices are column-major:
+out.T = b.T @ a.T is computed. Values of enumerations are those of cublas_api.h of cuBLAS 12.9, and of library_types.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from chains.backends.cupy.device.interface import Gemm
-from chains.backends.cupy.device.libraries import loaded
+
+
+@cache
+def loaded(name: str) -> ctypes.CDLL:
+    """NVIDIA's library of this name, such as "cublas" or "cublasLt". Raises ValueError where it is missing."""
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        find: Callable[[str], Any] = load_nvidia_dynamic_lib
+        return ctypes.CDLL(find(name).abs_path)
+    except (ImportError, OSError, RuntimeError) as error:
+        library = "cuBLAS" if name == "cublas" else name
+        raise ValueError(
+            f"`backend` (='cupy') needs the library {library}, which cannot be loaded: {error}; pip install 'cupy-cuda12x[ctk]'"
+        ) from error
+
+
+def load_for_cudnn() -> None:
+    """Load the libraries that cuDNN asks for by name alone, so that it finds those of CuPy, wherever they are installed."""
+    for name in ("cudart", "nvrtc", "cublasLt", "cublas"):
+        with suppress(ValueError):  # one that CuPy lacks may still be where cuDNN looks
+            loaded(name)
+
 
 WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for the largest GPUs
 

@@ -165,7 +165,7 @@ class CudaDevice(Device):
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         outer = self.cupy.cuda.get_current_stream()
-        ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream, which waits for ours by itself
+        ordered = outer.ptr in (0, 1, self.stream.ptr)  # the default stream waits for ours anyway
         if not ordered:
             self.stream.wait_event(outer.record())
         try:
@@ -235,7 +235,7 @@ def usable_cupy() -> Any:
 
 
 def _reason(runtime: Any, error: Exception) -> str:
-    """What a person can do about CUDA's error."""
+    """The text of CUDA's error, with the remedy."""
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "there is no NVIDIA driver on this computer"

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.cupy.device.cublas import load_for_cudnn
 from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
-from chains.backends.cupy.device.libraries import load_for_cudnn
 from chains.backends.cupy_settings import Cupy
 
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
 NEEDS = "`convolutions` (='cudnn') needs"
-INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 beside cupy-cuda13x)"
+INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 with cupy-cuda13x)"
 WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, not measured on a GPU
 ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
 
@@ -52,7 +52,7 @@ class Cudnn:
     def __init__(self, device: Device, module: Any, settings: Cupy) -> None:
         self._device, self._module, self._settings = device, module, settings
         self._plans: dict[Convolution, Planned | None] = {}
-        self._lock = threading.RLock()  # one handle must not be used by two threads at once
+        self._lock = threading.RLock()  # two threads must not use a handle at the same time
         self._target = self._open()
 
     def __str__(self) -> str:
@@ -192,7 +192,7 @@ def chosen(device: Device, settings: Cupy) -> Cudnn | None:
 
 
 def usable_cudnn() -> Any:
-    """The module `cudnn`. Raises ValueError, saying what is missing, where it or the library behind it cannot be used."""
+    """The module `cudnn`. Raises ValueError, saying what is missing, if it or cuDNN itself cannot be used."""
     load_for_cudnn()
     try:
         import cudnn

@@ -15,7 +15,7 @@ import numpy as np
 from chains.backends.cupy.source.axes import advances, length, step_name
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Pointers, indented
-from chains.backends.cupy.source.fusion import Indexing, Run, run_lines
+from chains.backends.cupy.source.maps import Indexing, Run, run_lines
 from chains.backends.cupy.source.reduction import join
 from chains.lowering.c_language import sum_text
 from chains.program.alias import overlap

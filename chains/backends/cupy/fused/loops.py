@@ -15,7 +15,7 @@ from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, b
 from chains.backends.cupy.fused.block_operations import ready, supported, take
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, indented
-from chains.backends.cupy.source.fusion import ELEMENTWISE, run_at
+from chains.backends.cupy.source.maps import ELEMENTWISE, run_at
 from chains.program.loop import Filled, Loop
 from chains.program.operations import Copy, MatMul, Operation
 from chains.program.program import Program
@@ -27,9 +27,9 @@ VECTOR = 16  # bytes that a thread reads in one instruction at most
 
 @dataclass(frozen=True)
 class LoopShare:
-    """How loops are done: a block takes so many `samples`, and has so much `room` in bytes of shared memory.
+    """How loops are done: `samples` of a block, and its `room` in bytes of shared memory.
 
-    `forced`: wherever possible, rather than where it is expected to take less time than a graph.
+    `forced`: wherever possible, not only where it is expected to take less time than a graph.
     """
 
     samples: int

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from chains.backends.cupy.source.fusion import Run
+from chains.backends.cupy.source.maps import Run
 from chains.program.alias import conflict, overlap
 from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import View, c_strides

@@ -27,7 +27,7 @@ from chains.backends.cupy.source.commands import (
     each_element,
     indented,
 )
-from chains.backends.cupy.source.lanes import VECTOR_BYTES, Begins, Vector
+from chains.backends.cupy.source.maps import VECTOR_BYTES, Begins, Vector
 from chains.backends.cupy.source.reduction import Temporary
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import Buffer, View, concrete
@@ -94,7 +94,7 @@ class Lowering:
 
         return [Tiled(make, tuple(buffers), tuple(written), self.operation.label)]
 
-    # What is done for each part
+    # The commands for each part
 
     def _forward(self) -> list[Callable[[Part], Command]]:
         product = partial(
@@ -212,7 +212,7 @@ class Lowering:
         return self._launch("fold", channels, height * width, pointers, body)
 
     def _lanes(self, width: int, *views: View) -> int:
-        """How many neighbours along rows of this length lie together in all views, from a multiple of so many on."""
+        """How many neighbours along rows of this length a vector has in all views, which begins at a multiple of that."""
         count = VECTOR_BYTES // self.x.dtype.itemsize
         while count > 1 and not (width % count == 0 and all(_is_whole(view, count, self.begins) for view in views)):
             count //= 2

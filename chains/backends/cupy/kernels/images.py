@@ -69,20 +69,20 @@ def entries(window: Window, x: View, y: View, body: list[str]) -> list[str]:
 
 
 def _unless_inside(window: Window, x: View, y: View, axis: int, name: str) -> list[str]:
-    """What goes on with the next entry where this one lies in the padding; nothing where none does."""
+    """The statement that skips an entry in the padding; none if there is no padding."""
     conditions = outside(window, x, y, axis, name)
     return [f"if ({' || '.join(conditions)}) continue;"] if conditions else []
 
 
 def outside(window: Window, x: View, y: View, axis: int, name: str) -> list[str]:
-    """The conditions for an entry of some window to lie in the padding along an axis: none where it has none."""
+    """The conditions under which an entry of a window is in the padding along an axis; none if no window has padding there."""
     before, length = window.padding[axis][0], x.shape[2 + axis]
     end = (_times(y.shape[2 + axis]) - 1) * window.stride[axis] + window.span[axis] - before
     return [*([f"{name} < 0"] if before else []), *([f"{name} >= {length}"] if end > _times(length) else [])]
 
 
 def covering(window: Window, y: View, body: list[str]) -> list[str]:
-    """`body` for each entry (kh, kw) of a window, at the output position (oh, ow), that lies at (h, w) of the input."""
+    """`body` for each entry (kh, kw) of the window at an output position (oh, ow) that covers (h, w) of the input."""
     return [
         f"for (int kh = 0; kh < {window.size[0]}; ++kh) {{",
         *(f"    {line}" for line in _position(window, y, 0, "oh", "h", "kh")),
@@ -95,7 +95,7 @@ def covering(window: Window, y: View, body: list[str]) -> list[str]:
 
 
 def _position(window: Window, y: View, axis: int, name: str, place: str, entry: str) -> list[str]:
-    """Statements that find the output position whose entry lies at a place along an axis, and go on where there is none."""
+    """Statements that find the output position of the window whose entry covers a place along an axis, or skip the entry."""
     stride, there = window.stride[axis], f"{place} + {window.padding[axis][0]} - {entry} * {window.dilation[axis]}"
     none = f"if ({name} < 0 || {name} >= {y.shape[2 + axis]}) continue;"
     if stride == 1:

@@ -68,7 +68,7 @@ def gather(source: Source, operation: Gather) -> list[Command]:
     return [pointers.launch(source, "gather", each_element(count_text(space.kept), body), grid, label=operation.label)]
 
 
-ROW_GROUPS = 128  # rows go to so many groups of blocks, by their number: an estimate, not measured on a GPU
+ROW_GROUPS = 128  # groups of blocks, among which rows are divided by their number: an estimate, not measured on a GPU
 EACH = 4  # numbers that a thread looks at, at a time
 
 

@@ -65,7 +65,7 @@ def matrix(view: View) -> Matrix | None:
 
 
 def _fits(step: int, length: Extent, times: Extent) -> bool:
-    """Whether rows of this length, so many of them, do not overlap when `step` elements apart."""
+    """Whether `times` rows of this length, `step` elements apart, do not overlap."""
     return times == 1 or (isinstance(length, int) and step >= length)
 
 

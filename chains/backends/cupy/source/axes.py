@@ -52,7 +52,7 @@ class Space:
         self._names = [*kept_names, *inner_names]
 
     def step(self, axis: Axis, view: View) -> int:
-        """How far a step along an axis leads in a view."""
+        """The stride of a view along an axis."""
         return axis.strides[self._number[view]]
 
     def index_of(self, view: View) -> str:
@@ -63,7 +63,7 @@ class Space:
 
 
 def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[list[str], list[str]]:
-    """Statements that take the number `index` apart into a coordinate for each axis, and the coordinates' names."""
+    """Statements that split the number `index` into a coordinate for each axis, and the coordinates' names."""
     if len(axes) == 1:
         return [], [index]
     names = [f"{prefix}{k}" for k in range(len(axes))]
@@ -77,7 +77,7 @@ def coordinate_lines(axes: Sequence[Axis], index: str, prefix: str) -> tuple[lis
 
 
 def advances(view: View) -> list[tuple[str, int]]:
-    """The number of the current step of each loop around, as C, and how far a step leads in the view."""
+    """The number of the current step of each loop, as C, and the view's stride along it."""
     return [(step_name(depth), move) for depth, move in enumerate(view.loop_strides)]
 
 

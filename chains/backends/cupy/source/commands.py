@@ -161,12 +161,12 @@ class Source:
         return self.kernels[key]
 
     def text(self, wide: bool) -> str:
-        """All of it; `wide` where some array has so many elements that they need numbers of 64 bits."""
+        """The text of all kernels; with `wide`, indices have 64 bits, for arrays of very many elements."""
         index = "long long" if wide else "int"
         return "\n".join([prelude(index), *HELPERS, *(kernel.text for kernel in self.kernels.values())])
 
 
-HELPERS: list[str] = []  # functions that kernels of other modules call
+HELPERS: list[str] = []  # functions that kernels call
 
 
 class Pointers:
@@ -205,8 +205,8 @@ class Pointers:
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
-        `apart`: whether what lies at each address is read and written by that parameter alone, and what is only read is
-        written by nobody while the kernel runs.
+        `apart`: whether each array is accessed through one parameter only, and arrays that are read do not change while the
+        kernel runs.
         """
         kinds = [self._parameter(buffer, apart) for buffer in self.buffers]
         types = ["const Index", *kinds, *("const Index" for _ in extra)]
@@ -225,7 +225,7 @@ class Pointers:
 
 
 def blocks(elements: int, most: int = 1 << 16) -> int:
-    """How many blocks take so many elements, one a thread; more elements go round again."""
+    """The number of blocks for this number of elements, one a thread, but no more than `most`: a thread then does several."""
     return max(1, min(-(-elements // THREADS), most))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from chains.backends.cupy.source.axes import Space, count, count_text
 from chains.backends.cupy.source.c_source import ctype, literal
 from chains.backends.cupy.source.commands import THREADS, Command, Grid, Pointers, Source, indented
-from chains.backends.cupy.source.fusion import Run, run_lines
+from chains.backends.cupy.source.maps import Run, run_lines
 from chains.lowering.axes import Axis
 from chains.lowering.c_language import converted
 from chains.program.operations import Reduce

@@ -1,7 +1,8 @@
 """A program as one kernel: each block takes tiles of samples through all of it, with intermediate results in shared memory.
 
-Where several blocks share the batch, a second kernel adds up their sums, and the rest of the step is done by ordinary kernels.
-One block does the whole step of a small batch, and many steps in one launch.
+If several blocks share the batch, each has a row of partial sums. A second kernel adds them up, in an order that depends on
+sizes alone, and ordinary kernels do the rest of the step. One block does the whole step of a small batch, and many steps in one
+launch.
 """
 
 from __future__ import annotations
@@ -14,21 +15,83 @@ import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, barriers, phase_lines, phases
-from chains.backends.cupy.fused.block_operations import ready, take
-from chains.backends.cupy.fused.block_products import Stored
+from chains.backends.cupy.fused.block_operations import Stored, ready, take
 from chains.backends.cupy.fused.loops import has_loops
-from chains.backends.cupy.fused.sums import Sums, adding
 from chains.backends.cupy.fused.tiling_policy import BARRIERS_PER_LAUNCH, MIN_BLOCK_SAMPLES, Tiling, even, samples_each
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
 from chains.lowering.tiling import whole_on_tiles
-from chains.program.alias import overlap
+from chains.program.alias import overlap, reach
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import MatMul, Operation, users
 from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
+
+SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as it has room for
+
+
+class Sums:
+    """A row of memory for the sums of a block: for each buffer the part from the first to the last element that is summed."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        views = [view for operation in operations for view in operation.outs]
+        self.spans: dict[Buffer, tuple[int, int]] = {}
+        self._base: dict[Buffer, int] = {}
+        self.size = 0
+        for view in views:
+            first, last = self.spans.get(view.buffer, reach(view))
+            self.spans[view.buffer] = min(first, reach(view)[0]), max(last, reach(view)[1])
+        for buffer, (first, last) in self.spans.items():
+            self._base[buffer] = self.size
+            self.size += last - first
+        self._summed = [(view.buffer, *run) for view in views for run in view.runs]
+
+    def shift(self, buffer: Buffer) -> int:
+        """The distance from an element of the buffer to its place in a block's row."""
+        return self._base[buffer] - self.spans[buffer][0]
+
+    @property
+    def runs(self) -> list[tuple[int, int, Buffer, int]]:
+        """The sums: first and last place in a block's row of parts, the buffer, and the place there."""
+        result: list[tuple[int, int, Buffer, int]] = []
+        for buffer in self.spans:
+            shift = self.shift(buffer)
+            for start, stop in sorted((start, stop) for owner, start, stop in self._summed if owner is buffer):
+                if result and result[-1][2] is buffer and result[-1][1] == start + shift:
+                    result[-1] = (result[-1][0], stop + shift, buffer, result[-1][3])
+                else:
+                    result.append((start + shift, stop + shift, buffer, start))
+        return result
+
+
+def adding(source: Source, sums: Sums, parts: Buffer, blocks: Callable[[int], int]) -> Launch:
+    """The kernel that adds up `parts`, the sums of each of the `blocks`: several threads for each sum, then a tree."""
+    pointers, kind, depth = Pointers(), ctype(parts.dtype), THREADS // SUMS_PER_BLOCK
+    into = {buffer: pointers(buffer, write=True) for buffer in sums.spans}
+    mine = pointers.named(parts, "parts")
+    lines = [
+        f"const Index o = blockIdx.x * (Index){SUMS_PER_BLOCK} + threadIdx.x % {SUMS_PER_BLOCK};",
+        f"const Index deep = threadIdx.x / {SUMS_PER_BLOCK};",
+        f"SHARED {kind} shared[{THREADS}];",
+        f"{kind} total = 0;",
+        f"if (o < {sums.size}) for (Index r = deep; r < blocks; r += {depth}) total += {mine}[r * {sums.size} + o];",
+        "shared[threadIdx.x] = total;",
+    ]
+    step = depth // 2
+    while step:
+        add = f"shared[threadIdx.x] += shared[threadIdx.x + {step * SUMS_PER_BLOCK}];"
+        lines += ["__syncthreads();", f"if (deep < {step}) {add}"]
+        step //= 2
+    lines += ["if (deep == 0) {", "    total = shared[threadIdx.x];"]
+    for start, stop, buffer, place in sums.runs:
+        lines.append(f"    if (o >= {start} && o < {stop}) {into[buffer]}[o - {start} + {place}] = total;")
+    lines.append("}")
+    return pointers.launch(
+        source, "sums", lines, lambda batch: (-(-sums.size // SUMS_PER_BLOCK), 1), block=(THREADS, 1), extra=["blocks"],
+        numbers=lambda batch: (blocks(batch),), label="sums", apart=False,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,11 +124,10 @@ class Layout:
 def fused_program(
     program: Program, tiling: Tiling, room: int, forced: bool = False, aligned: bool = True
 ) -> FusedProgram | None:
-    """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None where it is not to be.
+    """The program as one kernel for such batches, with `room` bytes of shared memory for a block; None if it should not be.
 
-    It is where the parameters that products read fit there beside a tile of some samples, or, where `forced`, wherever a
-    tile of one fits; so for a program with loops, since the launches of all steps would take longer. The program must be one
-    that `suits`.
+    It is if the parameters that products read fit there together with a tile of a few samples. If `forced`, or for a program
+    with loops, whose steps would take many launches, a tile of one sample is enough. The program must be one that `suits`.
     """
     least = 1 if forced or has_loops(program) else min(MIN_BLOCK_SAMPLES, tiling.tile)
     while tiling.tile >= least:
@@ -158,7 +220,7 @@ class FusedProgram(Compiled):
     # The contents of shared memory
 
     def _chosen(self, layout: Layout) -> tuple[Buffer, ...]:
-        """The buffers to keep in shared memory in addition to those of the tile: the smallest first, as far as they fit."""
+        """The buffers to keep in shared memory in addition to those of the tile: the smallest first, while there is room."""
         shared: list[Buffer] = []
         candidates = [buffer for buffer in layout.names if buffer not in layout.offsets and self._may_be_shared(buffer)]
         for buffer in sorted(candidates, key=self._bytes_of):
