@@ -5,8 +5,8 @@ Each check looks at the plan alone, not at the pass that made it. The tests call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable, Iterator
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, 
 from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
 from chains.backends.native.plan.teams import works_in_turn
-from chains.backends.native.plan.tiles import is_of_tile
+from chains.backends.native.plan.tiles import is_of_tile, moments
 from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
 from chains.program.operations import Map, MatMul, Operation
@@ -344,8 +344,8 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
         return
     samples = plan.room
     lives: dict[Buffer, list[int]] = {}
-    for moment, steps in enumerate(_moments(plan)):
-        for view in (view for step in steps for operation in step.operations for view in operation.views):
+    for moment, step in moments(plan):
+        for view in (view for operation in step.operations for view in operation.views):
             if is_of_tile(view.buffer, plan):
                 lives.setdefault(view.buffer, []).append(moment)
     places = {}
@@ -364,17 +364,6 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
             yield f"`{a.name}` and `{b.name}` are in use at one time and share bytes {places[b].start} to {places[a].stop}"
     if not 0 < plan.tile <= plan.room:
         yield f"a tile has {plan.tile} samples, at most {plan.room}"
-
-
-def _moments(plan: ExecutionPlan) -> Iterator[Sequence[PlanStep]]:
-    """The steps of each moment: threads may do them at the same time."""
-    for segment in plan.segments:
-        if plan.parts == 1:
-            yield from ((step,) for step in segment.tiled_steps)
-            continue
-        bounds = [k for k, barrier in enumerate(segment.barriers[1 : 1 + len(segment.tiled)]) if barrier or not k]
-        for begin, end in pairwise((*bounds, len(segment.tiled))):
-            yield [step for work in segment.tiled[begin:end] for step in work.steps]
 
 
 CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
