@@ -238,12 +238,12 @@ class StepwiseFeed(Feed):
         self._fetches: list[list[Callable[[], object]]] = [[] for _ in pieces] if sources else []
         for name, source in sources.items():
             target = binding.arrays[name]
-            taken = target if source.dtype == target.dtype else np.empty(target.shape, source.dtype)
+            gathered = target if source.dtype == target.dtype else np.empty(target.shape, source.dtype)
             for fetch, piece in zip(self._fetches, pieces, strict=True):
                 if len(piece) == binding.batch:
-                    fetch.append(partial(source.take, piece, 0, taken, "clip"))  # "clip": otherwise NumPy buffers
-                    if taken is not target:
-                        fetch.append(partial(np.copyto, target, taken, "unsafe"))
+                    fetch.append(partial(source.take, piece, 0, gathered, "clip"))  # "clip": otherwise NumPy buffers
+                    if gathered is not target:
+                        fetch.append(partial(np.copyto, target, gathered, "unsafe"))
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         run, value, random, fetches = self._run, self._value, self._random, self._fetches

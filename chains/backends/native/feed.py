@@ -22,7 +22,7 @@ from chains.program.program import Program
 MIN_TEAM_STEPS = 50
 PATIENCE_PAUSES = 400
 _STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_TOGETHER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_TEAM_STEPS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 def row_shares(source: np.ndarray, count: int) -> list[tuple[int, int, int]]:
@@ -67,7 +67,7 @@ class NativeFeed(Feed):
             row_pointers=binding.row_pointers.ctypes.data, takes_rows=direct is not None,
         )  # fmt: skip
         self._job_address = self._job.ctypes.data
-        self._steps, self._team = _STEPS(code.address("steps")), _TOGETHER(code.address("team_steps"))
+        self._steps, self._team = _STEPS(code.address("steps")), _TEAM_STEPS(code.address("team_steps"))
         self._thread_trial = binding.thread_trial
 
     def __call__(self, first: int, values: np.ndarray) -> int:

@@ -52,22 +52,22 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
         if not step.batched:
             draft.once.append(step)
             draft.done_once.append(operation)
-        elif plan.is_large(operation):
+            continue
+        if plan.is_large(operation):
             drafts.append(_Draft(product=step))
-        elif draft.refuses(operation):
-            drafts.append(_Draft())
+            continue
+        refused = draft.refuses(operation)
+        last = draft.product or (draft.tiled[-1] if draft.tiled else None)
+        fused = _fused(last, step, plan.lanes) if last and not refused else None
+        if not fused:
+            if refused or draft.product:
+                drafts.append(_Draft())
             drafts[-1].add(step)
         elif draft.product:
-            if fused := _fused(draft.product, step, plan.lanes):
-                draft.product = fused
-            else:
-                drafts.append(_Draft())
-                drafts[-1].add(step)
-        elif draft.tiled and (fused := _fused(draft.tiled[-1], step, plan.lanes)):
+            draft.product = fused
+        else:
             draft.tiled[-1] = fused
             draft.read |= {view.buffer for view in operation.ins if not view.batched}
-        else:
-            draft.add(step)
     segments = tuple(draft.finished() for draft in drafts)
     return replace(plan, segments=segments, whole=_crossing(segments))
 
