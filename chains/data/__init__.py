@@ -8,16 +8,6 @@ from chains.data.prefetch import prefetch
 from chains.data.sequences import buckets, pad, windows
 
 __all__ = [
-    "Augment",
-    "Batches",
-    "buckets",
-    "load_cifar10",
-    "load_imdb",
-    "load_mnist",
-    "one_hot",
-    "pad",
-    "prefetch",
-    "read_cifar10",
-    "read_idx",
-    "windows",
-]
+    "Augment", "Batches", "buckets", "load_cifar10", "load_imdb", "load_mnist", "one_hot", "pad", "prefetch", "read_cifar10",
+    "read_idx", "windows",
+]  # fmt: skip

@@ -69,10 +69,8 @@ def _parts(torch: Any, module: Any) -> list[Part]:
         return [Part(layers.Select(module.indices))]
     if not type(module).__module__.startswith("torch.nn."):
         raise TypeError(f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn")
-    if name == "Sequential":
-        return [part for child in module for part in _parts(torch, child)]
-    if name == "TransformerEncoder":
-        children = [*module.layers, *([module.norm] if module.norm is not None else [])]
+    if name in ("Sequential", "TransformerEncoder"):
+        children = module if name == "Sequential" else [*module.layers, *([module.norm] if module.norm is not None else [])]
         return [part for child in children for part in _parts(torch, child)]
     if name in ("MultiheadAttention", "TransformerEncoderLayer"):
         return [_attending(torch, module, False)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -83,9 +83,20 @@ def minimize(
     """
     if not callable(function) or not takes(function, 1):
         raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
-    p = _vector("p", p)
+    p = as_array("p", p)
+    if p.ndim != 1:
+        raise ValueError(f"`p` must be a vector, got shape {p.shape}")
+    if p.size and not bool(abs(p).max() < math.inf):
+        raise ValueError("`p` must be finite, but holds an infinity or NaN")
     check_word("method", method, "BFGS", "L-BFGS", "LM")
-    _check_options(memory, gtol, ftol, maxiter, callback, progress)
+    check_count("memory", memory)
+    check_count("maxiter", 0 if maxiter is None else maxiter, 0)
+    check_number("gtol", gtol, "in [0, inf)")
+    check_number("ftol", 0.0 if ftol is None else ftol, "in [0, inf)")
+    if callback is not None and not (callable(callback) and takes(callback, 1)):
+        raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
+    if progress is not None:
+        check_flags(progress=progress)
     p = p.astype(np.float64)  # a copy
     total = None if maxiter is None else int(maxiter)
     if method == "LM" and not hasattr(function, "normal_equations"):
@@ -103,27 +114,6 @@ def minimize(
         success, message, iterations = _descend(point, gtol, ftol, maxiter, callback, bar)
         bar.show(_numbers(point))
     return Result(point.p, point.value, point.g, success, message, iterations, point.calls)
-
-
-def _vector(name: str, given: Any) -> Array:
-    """A vector of finite real numbers."""
-    array = as_array(name, given)
-    if array.ndim != 1:
-        raise ValueError(f"`{name}` must be a vector, got shape {array.shape}")
-    if not bool(abs(array).max() < math.inf if array.size else True):
-        raise ValueError(f"`{name}` must be finite, but holds an infinity or NaN")
-    return array
-
-
-def _check_options(memory: Any, gtol: Any, ftol: Any, maxiter: Any, callback: Any, progress: Any) -> None:
-    check_count("memory", memory)
-    check_count("maxiter", 0 if maxiter is None else maxiter, 0)
-    check_number("gtol", gtol, "in [0, inf)")
-    check_number("ftol", 0.0 if ftol is None else ftol, "in [0, inf)")
-    if callback is not None and not (callable(callback) and takes(callback, 1)):
-        raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
-    if progress is not None:
-        check_flags(progress=progress)
 
 
 def _descend(

@@ -21,15 +21,6 @@ from chains.testing.gradients import (
 from chains.testing.programs import filled, listing, run_program, usable_backends
 
 __all__ = [
-    "Checked",
-    "Kink",
-    "assert_close",
-    "away_from_kinks",
-    "central_difference",
-    "check_gradients",
-    "check_loss",
-    "filled",
-    "listing",
-    "run_program",
-    "usable_backends",
-]
+    "Checked", "Kink", "assert_close", "away_from_kinks", "central_difference", "check_gradients", "check_loss", "filled",
+    "listing", "run_program", "usable_backends",
+]  # fmt: skip
