@@ -16,7 +16,7 @@ from benchmarks.gpu.goals import goals
 from benchmarks.gpu.problems import PROBLEMS, Setting, problem
 from chains.backends.cupy import DeviceBackend
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.program import FusedProgram
+from chains.backends.cupy.fused_program import FusedProgram
 from chains.backends.cupy.source.commands import Launch
 from chains.program.program import Program
 

@@ -14,7 +14,7 @@ from chains import SGD, Conv, Dense, SquaredLoss, relu
 from chains.backends.cupy import streaming
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Work
-from chains.backends.cupy.fused.program import FusedProgram
+from chains.backends.cupy.fused_program import FusedProgram
 from chains.network import runs
 from chains.network.network import network_of
 from chains.training.batches import ArrayBatches

@@ -19,8 +19,8 @@ from benchmarks.gpu.problems import PROBLEMS, Setting
 from chains import Chain, CrossEntropyLoss, models
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.loops import LoopShare
-from chains.backends.cupy.fused.program import fused_program
 from chains.backends.cupy.fused.tiling_policy import loop_samples, suits, tiling_of
+from chains.backends.cupy.fused_program import fused_program
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.program import Program

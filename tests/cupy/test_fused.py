@@ -12,8 +12,8 @@ from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.fused import tiling_policy as shares
 from chains.backends.cupy.fused.block import THREADS, Block, Unit, phases, whole
 from chains.backends.cupy.fused.block_operations import blocking
-from chains.backends.cupy.fused.program import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, even, suits, tiling_of
+from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.lowering.tiling import whole_on_tiles
 from chains.network import record
 from chains.network.network import network_of

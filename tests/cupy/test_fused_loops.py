@@ -11,8 +11,8 @@ from chains.backends.cupy.backend import DeviceBackend
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused import tiling_policy as shares
 from chains.backends.cupy.fused.block import Repetition
-from chains.backends.cupy.fused.program import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import suits, tiling_of
+from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from tests.cupy import emulated, nvrtc, watched
 from tests.cupy.fusable import LOOPS
 from tests.cupy.fusable import SUITED_LOOPS as SUITED

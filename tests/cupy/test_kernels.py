@@ -11,8 +11,8 @@ import chains
 from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh
 from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.program import fused_program
 from chains.backends.cupy.fused.tiling_policy import tiling_of
+from chains.backends.cupy.fused_program import fused_program
 from chains.backends.cupy.kernels import convolutions, indexed
 from chains.backends.cupy.source.commands import Launch, Pointers, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes

@@ -11,7 +11,7 @@ from chains.backends.cupy.backend import DeviceBackend
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused import tiling_policy as policy
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare
-from chains.backends.cupy.fused.program import FusedProgram
+from chains.backends.cupy.fused_program import FusedProgram
 from tests.cupy import emulated, nvrtc, watched
 from tests.cupy.resources import SHARED_BYTES, launches, too_much
 from tests.cupy.support import needs_compiler, needs_nvrtc

@@ -221,7 +221,7 @@ def test_two_steps_are_under_way_at_most(device, monkeypatch, data):
     def watched(self):
         start(self)
         done = int(np.asarray(self._step.own["cursor"])[0])
-        left.append(self.inlet.done - (done if 0 <= done < 8 else 0))  # before anything is done, it holds nothing
+        left.append(self.batches.done - (done if 0 <= done < 8 else 0))  # before anything is done, it holds nothing
 
     monkeypatch.setattr(streaming.StreamedStep, "start", watched)
     p = network().init(device="emulated")

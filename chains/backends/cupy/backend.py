@@ -16,8 +16,8 @@ from chains.backends.cupy.device.cudnn import ALIGNMENT
 from chains.backends.cupy.device.interface import Device
 from chains.backends.cupy.feed import DeviceFeed, DeviceMemberFeed, HostFeed, HostMemberFeed
 from chains.backends.cupy.fused.loops import LoopShare, has_loops
-from chains.backends.cupy.fused.program import FusedProgram, fused_program
 from chains.backends.cupy.fused.tiling_policy import Tiling, loop_samples, suits, tiling_of
+from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.maps import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceBatchStream, HostBatchStream, StreamedFeed, fit

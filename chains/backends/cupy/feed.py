@@ -18,7 +18,7 @@ from chains.backends.base import Arrays, Feed, MemberFeed, updated
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, device_arrays, launch
 from chains.backends.cupy.compiler import MIN_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
-from chains.backends.cupy.fused.program import FusedProgram, moved, outside
+from chains.backends.cupy.fused_program import FusedProgram, moved, outside
 from chains.backends.cupy.source.c_source import ctype, readable
 from chains.backends.cupy.source.commands import Launch, Pointers, Source, blocks, each_element
 from chains.program.view import Buffer
