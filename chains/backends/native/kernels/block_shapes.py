@@ -23,14 +23,6 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class Narrow:
-    """Products of few columns: the rows whose results are computed together, and the vectors of sums in flight."""
-
-    rows: int
-    sums: int
-
-
-@dataclass(frozen=True)
 class Gemm:
     """Large products: the block in registers and, as in Goto's scheme, the blocks of both operands in the caches."""
 
@@ -79,7 +71,7 @@ class BlockShapes:
     matmul_small_tiles: Panels  # for tiles with as many samples as a vector has lanes; the rows divide the lanes
     matmul_sums: Panels
     sums_by_rows: int  # bytes of a sum over the samples of a small tile from which on its blocks go row by row
-    matmul_narrow: Narrow
+    matmul_narrow: Block  # products of few columns: rows computed together, and vectors of sums in flight
     gemm: Gemm
     convolve: Limits
     convolve_weight: Limits
@@ -96,7 +88,7 @@ SHAPES = {
         matmul_small_tiles=Panels((16, 8, 8)),
         matmul_sums=Panels((12, 12, 8, 6)),
         sums_by_rows=256 << 10,
-        matmul_narrow=Narrow(rows=8, sums=8),
+        matmul_narrow=Block(rows=8, vectors=8),
         gemm=Gemm(rows=12, vectors=2),
         convolve=Limits(results=24, registers=64, outs=8, across=12),
         convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
@@ -109,7 +101,7 @@ SHAPES = {
         matmul_small_tiles=Panels((4, 4)),
         matmul_sums=Panels((12, 5)),
         sums_by_rows=32 << 10,
-        matmul_narrow=Narrow(rows=8, sums=4),
+        matmul_narrow=Block(rows=8, vectors=4),
         gemm=Gemm(rows=6, vectors=2),
         convolve=Limits(results=12, registers=16, outs=8, across=12),
         convolve_weight=Limits(results=12, registers=16, outs=8, across=8, taps=5),

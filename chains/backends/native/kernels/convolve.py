@@ -16,17 +16,19 @@ lanes are added at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, product
+from typing import NamedTuple
 
-from chains.backends.native.kernels.block_shapes import Limits
 from chains.backends.native.kernels.elementwise import Frame, evaluate, horizontal
 from chains.backends.native.kernels.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks
+from chains.backends.native.llvm.loops import blocks, repeat
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 from chains.program.alias import across
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation
 from chains.program.view import View
 
 MAX_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
@@ -37,16 +39,25 @@ MAX_KEPT_VECTORS = 5  # of positions, in registers beside the results; further v
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
     """The convolution, or its gradient with respect to the input, with packed kernels and with maps on the results."""
-    (out,), source = operation.outs, operation.ins[0]
-    kernel = _Correlation.of(frame, operation)
-    operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
-    pointers = [frame.base(view) for view in (out, source, packed, *operands)]
-    frame.outlined("convolve", pointers, lambda f, arguments: kernel.write(f, arguments, out, operands, maps))
+    kernel = _Correlation(frame, operation)
+    out, *operands = views = mapped_views(operation, maps)
+    pointers = [frame.base(view) for view in (out, operation.ins[0], packed, *operands)]
+
+    def write(f: Function, arguments: list[Value]) -> None:
+        result, source, weight, *rest = arguments
+        kernel.write(f, source, weight, Epilogue(f, maps, dict(zip(views, [result, *rest], strict=False))))
+
+    frame.outlined("convolve", pointers, write)
+
+
+def mapped_views(operation: Operation, maps: Sequence[Map]) -> list[View]:
+    """The result of an operation, then the other views of the maps on it."""
+    return list(dict.fromkeys([*operation.outs, *(view for fused in maps for view in (*fused.outs, *fused.ins))]))
 
 
 def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
     """Copy the kernels to the order in which `lower_convolve` reads them."""
-    kernel, weight = _Correlation.of(frame, operation), operation.ins[1]
+    kernel, weight = _Correlation(frame, operation), operation.ins[1]
     outs, ins = weight.strides[:2] if isinstance(operation, Convolve) else weight.strides[1::-1]
     group = weight.strides[0] * int(weight.shape[0]) // operation.groups  # type: ignore[arg-type]
     strides = (group, outs, ins, weight.strides[2], weight.strides[3])
@@ -54,45 +65,22 @@ def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View
     frame.outlined("pack_kernels", pointers, lambda f, arguments: kernel.pack(f, arguments, strides))
 
 
-@dataclass(frozen=True)
 class _Correlation:
     """``out[o, i, j] = sum over c and the taps of i and j: weight[o, c, tap] * source[c, source(i), source(j)]``.
 
     The weights are packed: for each group and block of output channels, (in channel, row, column, channel of the block).
     """
 
-    lanes: int
-    limits: Limits
-    scalar: Type
-    outs: int  # channels of a group
-    ins: int
-    groups: int
-    out: Images
-    source: Images
-    size: tuple[int, int]  # of the kernels
-    rows: tuple[Taps, ...]
-    columns: tuple[Taps, ...]
-
-    @staticmethod
-    def of(frame: Frame, operation: Convolve | ConvolveInput) -> _Correlation:
+    def __init__(self, frame: Frame, operation: Convolve | ConvolveInput) -> None:
         (out,), source = operation.outs, operation.ins[0]
-        forward, window, groups = isinstance(operation, Convolve), operation.window, operation.groups
+        forward, window = isinstance(operation, Convolve), operation.window
         find = output_taps if forward else input_taps
         image, other = (source, out) if forward else (out, source)
-        rows, columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
-        return _Correlation(
-            frame.lanes,
-            frame.shapes.convolve,
-            real_type(out.dtype),
-            out.sample_shape[0] // groups,
-            source.sample_shape[0] // groups,
-            groups,
-            Images.of(out),
-            Images.of(source),
-            window.size,
-            tuple(rows),
-            tuple(columns),
-        )
+        self.lanes, self.limits, self.scalar = frame.lanes, frame.shapes.convolve, real_type(out.dtype)
+        self.groups, self.size = operation.groups, window.size
+        self.outs, self.ins = (view.sample_shape[0] // operation.groups for view in (out, source))  # channels of a group
+        self.source = Images.of(source)
+        self.rows, self.columns = (find(window, k, image.sample_shape[1 + k], other.sample_shape[1 + k]) for k in range(2))
 
     @property
     def channel_weights(self) -> int:
@@ -121,36 +109,21 @@ class _Correlation:
 
         blocks(f, self.groups, 1, lambda g, _: blocks(f, self.outs, height, lambda o, count: block(g, o, count)))
 
-    def write(self, f: Function, arguments: list[Value], out: View, operands: list[View], maps: Sequence[Map]) -> None:
-        epilogue = Epilogue(out, operands, maps)
-        pointers = [arguments[0], *arguments[3:]]
-
-        def group(g: Value, _: list[Value]) -> None:
-            source = f.address(arguments[1], f.mul(g, self.ins * self.source.channel), self.scalar)
-            weight = f.address(arguments[2], f.mul(g, self.outs * self.channel_weights), self.scalar)
+    def write(self, f: Function, source: Value, weight: Value, epilogue: Epilogue) -> None:
+        def group(g: Value) -> None:
+            own_source = f.address(source, f.mul(g, self.ins * self.source.channel), self.scalar)
+            own_weight = f.address(weight, f.mul(g, self.outs * self.channel_weights), self.scalar)
             for rows in self.rows:
-                self._rows(f, rows, source, weight, f.mul(g, self.outs), epilogue, pointers)
+                self._rows(f, rows, own_source, own_weight, f.mul(g, self.outs), epilogue)
 
-        if self.groups == 1:
-            group(integer(0), [])
-        else:
-            f.loop(integer(0), integer(self.groups), 1, group)
+        _each_group(f, self.groups, group)
 
-    def _rows(
-        self,
-        f: Function,
-        rows: Taps,
-        source: Value,
-        weight: Value,
-        channel: Value,
-        epilogue: Epilogue,
-        pointers: list[Value],
-    ) -> None:
+    def _rows(self, f: Function, rows: Taps, source: Value, weight: Value, channel: Value, epilogue: Epilogue) -> None:
         height, width = self._block()
         reached = [rows.reached(m) for m in range(rows.count)]
         bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
 
-        def row(m: Value, _: list[Value]) -> None:
+        def row(m: Value) -> None:
             limits = [f.load(I64, f.address(table, m, I64)) for table in bounds]
             line = f.address(source, f.mul(f.add(f.mul(m, rows.along), rows.source), self.source.row), self.scalar)
             place = f.add(f.mul(m, rows.step), rows.first)
@@ -163,17 +136,13 @@ class _Correlation:
                         tile = _Tile(count, positions, static, first)
                         results = self._sums(f, rows, columns, line, own, limits, tile)
                         column = f.add(f.mul(first, columns.step), columns.first)
-                        epilogue.store(f, pointers, results, f.add(channel, o), place, column, columns.step, count, positions)
+                        epilogue.store(results, f.add(channel, o), place, column, columns.step, count, positions)
 
                     column_blocks(f, columns, width, block)
 
-            whole = self.outs // height * height
-            if whole:
-                f.loop(integer(0), integer(whole), height, lambda o, _: channels(o, height))
-            if self.outs > whole:
-                channels(integer(whole), self.outs - whole)
+            blocks(f, self.outs, height, channels)
 
-        f.loop(integer(0), integer(rows.count), 1, row)
+        repeat(f, rows.count, row)
 
     def _block(self) -> tuple[int, int]:
         """Output channels and positions of the fastest block, by a simple count of instructions."""
@@ -222,13 +191,11 @@ class _Correlation:
 
         if rows.taps > 1 or not all(rows.reached(m) for m in range(rows.count)):
             low, high = limits
-            return f.loop(
-                integer(0),
-                integer(self.ins),
-                1,
-                lambda c, sums: f.loop(low, high, 1, lambda k, carried: entry(c, k, carried), sums)[1],
-                zero,
-            )[1]
+
+            def channel(c: Value, sums: Sequence[Value]) -> list[Value]:
+                return f.loop(low, high, 1, partial(entry, c), sums)[1]
+
+            return f.loop(integer(0), integer(self.ins), 1, channel, zero)[1]
         # One row of the kernel: several channels in one run of code.
         several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.width * columns.taps)))
         while self.ins % several:
@@ -256,61 +223,46 @@ class _Tile:
         return [w for w in range(self.width) if self.static is None or tap in columns.reached(self.static + w)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Epilogue:
     """The end of a block of results: the maps, then the stores."""
 
-    out: View
-    operands: list[View]
+    f: Function
     maps: Sequence[Map]
+    pointers: Mapping[View, Value]  # the addresses of the convolution's result, and of the other `mapped_views`
 
     def store(
-        self,
-        f: Function,
-        pointers: list[Value],
-        results: list[Value],
-        channel: Value,
-        row: Value,
-        column: Value,
-        step: int,
-        height: int,
-        width: int,
+        self, results: list[Value], channel: Value, row: Value, column: Value, step: int, height: int, width: int
     ) -> None:
-        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store the results.
-
-        `pointers` are the addresses of `out`, then of the operands.
-        """
-        type = results[0].type
+        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store the results."""
+        f, type = self.f, results[0].type
         scalar = Type(type.name)
         shared: dict[tuple[View, int], Value] = {}
 
-        def place(view: View, pointer: Value, h: int, w: int) -> Value:
+        def place(view: View, h: int, w: int) -> Value:
             images = Images.of(view)
             offset = f.add(f.mul(f.add(channel, h), images.channel), f.mul(row, images.row))
             offset = f.add(offset, f.mul(column, images.column))
-            return f.address(f.address(pointer, offset, scalar), integer(w * step * images.column), scalar)
+            return f.address(f.address(self.pointers[view], offset, scalar), integer(w * step * images.column), scalar)
 
         def operand(view: View, values: dict[View, Value], h: int, w: int) -> Value:
             if view in values:
                 return values[view]
-            pointer = pointers[1 + self.operands.index(view)]
             if view.batched:
-                return f.load(type, place(view, pointer, h, w))
+                return f.load(type, place(view, h, w))
             if (view, h) not in shared:  # one number per channel, or one for all channels
                 stride = view.strides[0] if view.sample_size > 1 else 0
-                number = f.load(scalar, f.address(pointer, f.mul(f.add(channel, h), stride), scalar))
+                number = f.load(scalar, f.address(self.pointers[view], f.mul(f.add(channel, h), stride), scalar))
                 shared[view, h] = f.splat(number, type.lanes)
             return shared[view, h]
 
-        for h in range(height):
-            for w in range(width):
-                values = {self.out: results[h * width + w]}
-                for fused in self.maps:
-                    ins = [operand(view, values, h, w) for view in fused.ins]
-                    values |= dict(zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True))
-                for view, value in values.items():
-                    pointer = pointers[0] if view == self.out else pointers[1 + self.operands.index(view)]
-                    f.store(value, place(view, pointer, h, w))
+        for h, w in product(range(height), range(width)):
+            values = {next(iter(self.pointers)): results[h * width + w]}
+            for fused in self.maps:
+                ins = [operand(view, values, h, w) for view in fused.ins]
+                values |= dict(zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True))
+            for view, value in values.items():
+                f.store(value, place(view, h, w))
 
 
 def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], candidate: Map) -> bool:
@@ -335,39 +287,20 @@ def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], 
 def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
     """The gradient with respect to the kernels: sums over the positions and the samples of the tile."""
     (out,), (x, dy) = operation.outs, operation.ins
-    window, groups = operation.window, operation.groups
-    rows, columns = (output_taps(window, k, x.sample_shape[1 + k], dy.sample_shape[1 + k])[0] for k in range(2))
-    kernel = _WeightSums(
-        frame.lanes,
-        frame.shapes.convolve_weight,
-        real_type(out.dtype),
-        dy.sample_shape[0] // groups,
-        x.sample_shape[0] // groups,
-        groups,
-        Images.of(dy),
-        Images.of(x),
-        out.strides,  # type: ignore[arg-type]
-        rows,
-        columns,
-    )
-    frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], kernel.write)
+    frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], _WeightSums(frame, operation).write)
 
 
-@dataclass(frozen=True)
 class _WeightSums:
     """``out[o, c, tap] = sum over i, j and the samples: dy[o, i, j] * x[c, source(i), source(j)]``."""
 
-    lanes: int
-    limits: Limits
-    scalar: Type
-    outs: int  # channels of a group
-    ins: int
-    groups: int
-    dy: Images
-    x: Images
-    weight: tuple[int, int, int, int]  # strides: out channel, in channel, row, column
-    rows: Taps
-    columns: Taps
+    def __init__(self, frame: Frame, operation: ConvolveWeight) -> None:
+        (out,), (x, dy) = operation.outs, operation.ins
+        window, self.groups = operation.window, operation.groups
+        self.lanes, self.limits, self.scalar = frame.lanes, frame.shapes.convolve_weight, real_type(out.dtype)
+        self.outs, self.ins = (view.sample_shape[0] // self.groups for view in (dy, x))  # channels of a group
+        self.dy, self.x = Images.of(dy), Images.of(x)
+        self.weight = out.strides  # output channel, input channel, row, column
+        self.rows, self.columns = (output_taps(window, k, x.sample_shape[1 + k], dy.sample_shape[1 + k])[0] for k in range(2))
 
     def write(self, f: Function, arguments: list[Value]) -> None:
         out, x, dy, count, first = arguments
@@ -381,28 +314,22 @@ class _WeightSums:
         high = f.module.table([rows[-1] + 1 if rows else 0 for rows in covered])
 
         def group(g: Value) -> None:
-            own = (
-                f.address(out, f.mul(g, self.outs * self.weight[0]), self.scalar),
-                f.address(x, f.mul(g, self.ins * self.x.channel), self.scalar),
-                f.address(dy, f.mul(g, self.outs * self.dy.channel), self.scalar),
-            )
+            own_out = f.address(out, f.mul(g, self.outs * self.weight[0]), self.scalar)
+            own_x = f.address(x, f.mul(g, self.ins * self.x.channel), self.scalar)
+            own_dy = f.address(dy, f.mul(g, self.outs * self.dy.channel), self.scalar)
 
             def block(o: Value, c: Value, h: int, w: int) -> None:
-                def entry(k: Value, _: list[Value]) -> None:
+                def entry(k: Value) -> None:
                     limits = [f.load(I64, f.address(table, k, I64)) for table in (low, high)]
                     for start in range(0, self.columns.taps, taps):
-                        some = range(start, min(start + taps, self.columns.taps))
-                        sums = self._sums(f, own, o, c, k, h, w, some, limits)
-                        self._add(f, own[0], o, c, k, h, w, some, sums, alive, begin)
+                        some = _SumBlock(o, c, k, h, w, range(start, min(start + taps, self.columns.taps)))
+                        self._add(f, own_out, some, self._sums(f, own_x, own_dy, some, limits), alive, begin)
 
-                f.loop(integer(0), integer(self.rows.taps), 1, entry)
+                repeat(f, self.rows.taps, entry)
 
             blocks(f, self.outs, height, lambda o, h: blocks(f, self.ins, width, lambda c, w: block(o, c, h, w)))
 
-        if self.groups == 1:
-            group(integer(0))
-        else:
-            f.loop(integer(0), integer(self.groups), 1, lambda g, _: group(g))
+        _each_group(f, self.groups, group)
 
     def _block(self) -> tuple[int, int, int]:
         """Output channels, input channels and columns of the kernel in a block."""
@@ -419,21 +346,10 @@ class _WeightSums:
         height, width = min(choices, key=lambda choice: cost(*choice))
         return height, width, taps
 
-    def _sums(
-        self,
-        f: Function,
-        bases: tuple[Value, Value, Value],
-        o: Value,
-        c: Value,
-        k: Value,
-        height: int,
-        width: int,
-        taps: range,
-        limits: list[Value],
-    ) -> list[Value]:
+    def _sums(self, f: Function, x: Value, dy: Value, block: _SumBlock, limits: list[Value]) -> list[Value]:
         type = Type(self.scalar.name, self.lanes)
         columns, rows = self.columns, self.rows
-        _, x, dy = bases
+        o, c, k, height, width, taps = block
         dy = f.address(dy, f.mul(o, self.dy.channel), self.scalar)
         x = f.address(x, f.mul(c, self.x.channel), self.scalar)
         x = f.address(x, f.mul(f.add(f.mul(k, rows.across), rows.source), self.x.row), self.scalar)
@@ -457,17 +373,13 @@ class _WeightSums:
                             sums[n] = f.fma(slopes[h], value, sums[n])
                 return sums
 
-            runs: list[tuple[int, int, list[int]]] = []  # positions reached by the same columns of the kernel
-            for j in range(columns.count):
-                reached = [t for t in taps if t in columns.reached(j)]
-                if runs and runs[-1][2] == reached:
-                    runs[-1] = (runs[-1][0], j + 1, reached)
-                else:
-                    runs.append((j, j + 1, reached))
-            for start, stop, reached in runs:
+            # Runs of positions that the same columns of the kernel reach.
+            for reached, run in groupby(range(columns.count), lambda j: [t for t in taps if t in columns.reached(j)]):
+                start, *others = run
+                stop = start + 1 + len(others)
                 if not reached:
                     continue
-                if stop - start == 1:
+                if not others:
                     sums = position(reached, integer(start), sums)
                     continue
                 most = max(1, MAX_UNROLLED_SUMS // len(sums))
@@ -485,37 +397,43 @@ class _WeightSums:
 
         return f.loop(limits[0], limits[1], 1, row, [number(type, 0.0)] * (height * width * len(taps)))[1]
 
-    def _add(
-        self,
-        f: Function,
-        out: Value,
-        o: Value,
-        c: Value,
-        k: Value,
-        height: int,
-        width: int,
-        taps: range,
-        sums: list[Value],
-        alive: Value,
-        begin: Value,
-    ) -> None:
+    def _add(self, f: Function, out: Value, block: _SumBlock, sums: list[Value], alive: Value, begin: Value) -> None:
         """Add up the lanes of each sum. The first tile stores these totals; later tiles add theirs."""
+        o, c, k, height, width, taps = block
         offset = f.add(f.add(f.mul(o, self.weight[0]), f.mul(c, self.weight[1])), f.mul(k, self.weight[2]))
         out = f.address(out, offset, self.scalar)
         type = sums[0].type
         zero = number(type, 0.0)
         together = self.weight[3] == 1 and MIN_COMBINED_SUMS <= len(taps) <= self.lanes
-        for h in range(height):
-            for w in range(width):
-                here = (h * width + w) * len(taps)
-                own = [f.select(alive, each, zero) for each in sums[here : here + len(taps)]]
-                place = h * self.weight[0] + w * self.weight[1] + taps.start * self.weight[3]
-                if together:
-                    totals = [sums_of_lanes(f, [*own, *[zero] * (self.lanes - len(own))])]
-                    mask = f.lane_mask(self.lanes, len(own))
-                else:
-                    totals, mask = [horizontal(f, each) for each in own], None
-                for t, total in enumerate(totals):
-                    pointer = f.address(out, integer(place + t * self.weight[3]), self.scalar)
-                    before = f.select(begin, number(total.type, 0.0), f.load(total.type, pointer, mask))
-                    f.store(f.binary("fadd", before, total), pointer, mask)
+        for h, w in product(range(height), range(width)):
+            here = (h * width + w) * len(taps)
+            own = [f.select(alive, each, zero) for each in sums[here : here + len(taps)]]
+            place = h * self.weight[0] + w * self.weight[1] + taps.start * self.weight[3]
+            if together:
+                totals = [sums_of_lanes(f, [*own, *[zero] * (self.lanes - len(own))])]
+                mask = f.lane_mask(self.lanes, len(own))
+            else:
+                totals, mask = [horizontal(f, each) for each in own], None
+            for t, total in enumerate(totals):
+                pointer = f.address(out, integer(place + t * self.weight[3]), self.scalar)
+                before = f.select(begin, number(total.type, 0.0), f.load(total.type, pointer, mask))
+                f.store(f.binary("fadd", before, total), pointer, mask)
+
+
+class _SumBlock(NamedTuple):
+    """A block of sums: output channels from `o` on, input channels from `c` on, and columns `taps` of row `k` of the kernel."""
+
+    o: Value
+    c: Value
+    k: Value
+    height: int
+    width: int
+    taps: range
+
+
+def _each_group(f: Function, groups: int, body: Callable[[Value], None]) -> None:
+    """Call `body` for each group of channels. A single group needs no loop."""
+    if groups == 1:
+        body(integer(0))
+    else:
+        repeat(f, groups, body)

@@ -110,26 +110,20 @@ def _map_elements(frame: Frame, operation: Map) -> None:
     n_outs = len(operation.outs)
 
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
-        ins = []
-        for k in range(n_outs, len(views)):
-            ins.append(values[k] if k in values else f.load(type, pointers[k], mask))
+        ins = [values[k] if k in values else f.load(type, pointers[k], mask) for k in range(n_outs, len(views))]
         for k, result in enumerate(evaluate(f, formula, ins, type)):
             f.store(result, pointers[k], mask)
 
     nest(frame, loops_over(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 
 
-def nest(
-    frame: Frame,
-    loops: list[Axis],
-    pointers: list[Value],
-    dtype: np.dtype,
-    n_outs: int,
-    body: Callable[[list[Value], dict[int, Value], Type, Value | None], None],
-) -> None:
-    """Write all loops. `body` gets pointers to the current elements, the values of operands that are constant along the
-    innermost loop (as vectors, by operand), the type to load, and the mask of the lanes in use.
-    """
+# The body of a nest of loops. It gets pointers to the current elements, the values of operands that are constant along the
+# innermost loop (as vectors, by operand), the type to load, and the mask of the lanes in use.
+NestBody = Callable[[list[Value], dict[int, Value], Type, Value | None], None]
+
+
+def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype, n_outs: int, body: NestBody) -> None:
+    """Write all loops."""
     f = frame.f
     scalar = real_type(dtype)
     if not loops:
@@ -138,24 +132,20 @@ def nest(
     lanes = frame.lanes if all(stride in (0, 1) for stride in inner.strides) else 1
     type = Type(scalar.name, lanes)
 
-    def moved(pointers: list[Value], i: Value, strides: Sequence[int]) -> list[Value]:
-        return [f.address(p, f.mul(i, s), scalar) if s else p for p, s in zip(pointers, strides, strict=True)]
-
     def run_inner(pointers: list[Value]) -> None:
         fixed = {k: f.splat(f.load(scalar, pointers[k]), lanes) for k in range(n_outs, len(pointers)) if inner.strides[k] == 0}
         length = frame.extent(inner.extent)
 
         def chunk(i: Value, mask: Value | None) -> None:
-            body(moved(pointers, i, inner.strides), fixed, type, mask)
+            body(_moved(f, inner, pointers, i, scalar), fixed, type, mask)
 
         if lanes == 1:
             f.loop(integer(0), length, 1, lambda i, _: chunk(i, None))
             return
-        whole = (
-            f.binary("and", length, integer(-lanes))
-            if isinstance(inner.extent, Batch)
-            else integer(inner.extent // lanes * lanes)
-        )
+        if isinstance(inner.extent, Batch):
+            whole = f.binary("and", length, integer(-lanes))
+        else:
+            whole = integer(inner.extent // lanes * lanes)
         if whole.text != "0":
             f.loop(integer(0), whole, lanes, lambda i, _: chunk(i, None))
         if isinstance(inner.extent, Batch):
@@ -164,19 +154,26 @@ def nest(
         elif inner.extent % lanes:
             chunk(whole, f.lane_mask(lanes, inner.extent % lanes))
 
-    def run(depth: int, pointers: list[Value]) -> None:
-        if depth == len(loops) - 1:
-            run_inner(pointers)
-            return
-        loop = loops[depth]
+    step_through(frame, loops[:-1], pointers, scalar, run_inner)
 
-        def step(i: Value, _: list[Value]) -> list[Value]:
-            run(depth + 1, moved(pointers, i, loop.strides))
-            return []
 
-        f.loop(integer(0), frame.extent(loop.extent), 1, step)
+def step_through(
+    frame: Frame, loops: Sequence[Axis], pointers: list[Value], scalar: Type, body: Callable[[list[Value]], None]
+) -> None:
+    """Call `body` in each step of these loops, with pointers to the current elements."""
+    if not loops:
+        body(pointers)
+        return
 
-    run(0, pointers)
+    def step(i: Value, _: list[Value]) -> None:
+        step_through(frame, loops[1:], _moved(frame.f, loops[0], pointers, i, scalar), scalar, body)
+
+    frame.f.loop(integer(0), frame.extent(loops[0].extent), 1, step)
+
+
+def _moved(f: Function, axis: Axis, pointers: Sequence[Value], i: Value, scalar: Type) -> list[Value]:
+    """The pointers to the elements of step `i` along an axis."""
+    return [f.address(p, f.mul(i, s), scalar) if s else p for p, s in zip(pointers, axis.strides, strict=True)]
 
 
 def _scalar_map(frame: Frame, operation: Map) -> None:
@@ -210,9 +207,8 @@ def _instruction(f: Function, name: str, operands: list[Value], value: float, ty
     if name == "where":
         return f.select(_as_condition(f, operands[0]), *(_as_real(f, operand, type) for operand in operands[1:]))
     if name == "not":
-        return f.binary(
-            "xor", _as_condition(f, operands[0]), Value("true" if type.lanes == 1 else "splat (i1 true)", type.of("i1"))
-        )
+        true = Value("true" if type.lanes == 1 else "splat (i1 true)", type.of("i1"))
+        return f.binary("xor", _as_condition(f, operands[0]), true)
     if name in ("and", "or"):
         return f.binary(name, *(_as_condition(f, operand) for operand in operands))
     operands = [_as_real(f, operand, type) for operand in operands]
@@ -274,24 +270,35 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
     def combine(x: Value, y: Value) -> Value:
         return vectormath.maximum(f, x, y) if maximum else f.binary("fadd", x, y)
 
+    def fold_lanes(loop: Axis, pointer: Value, total: Value) -> Value:
+        """Combine a contiguous run into a vector."""
+
+        def step(i: Value, sums: list[Value]) -> list[Value]:
+            return [combine(sums[0], f.load(type, f.address(pointer, i, scalar)))]
+
+        length = frame.extent(loop.extent)
+        whole = f.binary("and", length, integer(-lanes))
+        (total,) = f.loop(integer(0), whole, lanes, step, [total])[1]
+        mask = f.first_lanes(lanes, f.binary("sub", length, whole))
+        x = f.load(type, f.address(pointer, whole, scalar), mask)
+        return combine(total, f.select(mask, x, number(type, neutral)))
+
     def folded(loops: list[Axis], pointer: Value, masks: list[Value | None], sums: list[Value]) -> list[Value]:
         """The elements along these loops, combined into `sums`: one sum for each vector of a kept row, or one in all."""
         if not loops:
-            results = []
-            for k, (mask, total) in enumerate(zip(masks, sums, strict=True)):
-                x = f.load(type, f.address(pointer, integer(k * lanes), scalar), mask)
-                results.append(combine(total, x))
-            return results
+            places = (f.address(pointer, integer(k * lanes), scalar) for k in range(len(masks)))
+            parts = zip(sums, places, masks, strict=True)
+            return [combine(total, f.load(type, place, mask)) for total, place, mask in parts]
         loop, rest = loops[0], loops[1:]
         stride = loop.strides[1]
         if across and not rest:
-            return [_fold_lanes(frame, loop, pointer, type, sums[0], neutral, combine)]
+            return [fold_lanes(loop, pointer, sums[0])]
 
         def element(i: Value, carried: list[Value]) -> list[Value]:
             return folded(rest, f.address(pointer, f.mul(i, stride), scalar), masks, carried)
 
         accumulators = 1 if rest or not isinstance(loop.extent, Batch) else accumulators_for(len(sums))
-        return accumulate(f, frame.extent(loop.extent), accumulators, element, sums, number(type, neutral), combine)
+        return accumulate(f, frame.extent(loop.extent), accumulators, element, sums, combine, neutral)
 
     def finish(out_pointer: Value, results: list[Value], masks: list[Value | None]) -> None:
         for k, (result, mask) in enumerate(zip(results, masks, strict=True)):
@@ -302,16 +309,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
                 result = f.select(frame.first, result, combine(f.load(result.type, target, mask), result))
             f.store(result, target, mask)
 
-    def run(depth: int, outer: list[Axis], pointers: list[Value]) -> None:
-        if depth < len(outer):
-            loop = outer[depth]
-
-            def step(i: Value, _: list[Value]) -> list[Value]:
-                run(depth + 1, outer, [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, loop.strides, strict=True)])
-                return []
-
-            f.loop(integer(0), frame.extent(loop.extent), 1, step)
-            return
+    def reduce(pointers: list[Value]) -> None:
         if not along:
             results = folded(reduced, pointers[1], [None], [number(type, neutral)])
             finish(pointers[0], results, [None])
@@ -324,29 +322,7 @@ def lower_reduce(frame: Frame, operation: Reduce) -> None:
 
         panels(frame.f, length, lanes, frame.shapes.reduce, block)
 
-    run(0, kept[:-1] if along else kept, [frame.base(out), frame.base(a)])
-
-
-def _fold_lanes(
-    frame: Frame,
-    loop: Axis,
-    pointer: Value,
-    type: Type,
-    total: Value,
-    neutral: float,
-    combine: Callable[[Value, Value], Value],
-) -> Value:
-    """Combine a contiguous run into a vector."""
-    f, lanes = frame.f, type.lanes
-    scalar = Type(type.name)
-    length = frame.extent(loop.extent)
-    whole = f.binary("and", length, integer(-lanes))
-    (total,) = f.loop(
-        integer(0), whole, lanes, lambda i, sums: [combine(sums[0], f.load(type, f.address(pointer, i, scalar)))], [total]
-    )[1]
-    mask = f.first_lanes(lanes, f.binary("sub", length, whole))
-    x = f.load(type, f.address(pointer, whole, scalar), mask)
-    return combine(total, f.select(mask, x, number(type, neutral)))
+    step_through(frame, kept[:-1] if along else kept, [frame.base(out), frame.base(a)], scalar, reduce)
 
 
 def horizontal(f: Function, x: Value, maximum: bool = False) -> Value:

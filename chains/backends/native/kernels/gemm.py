@@ -15,7 +15,7 @@ from chains.backends.native.kernels.block_shapes import block_shapes
 from chains.backends.native.kernels.elementwise import Frame, horizontal
 from chains.backends.native.kernels.products import FusedProduct, ResultBlock, as_rows, store_block
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import row_blocks
+from chains.backends.native.llvm.loops import along_vectors, row_blocks
 from chains.backends.native.llvm.shuffles import transposed
 from chains.lowering.tiling import is_large
 from chains.program.operations import Operation
@@ -255,7 +255,7 @@ class _Product:
 
         def fetch(views: Sequence[View]) -> None:
             for place, _ in (each for view in views for each in self._places(view, block)):
-                f.call("llvm.prefetch.p0", None, place, "i32 1", "i32 3", "i32 1")  # for writing, into the nearest cache
+                f.prefetch(place, to_write=True)
 
         if others:
             f.when(last, lambda: fetch(others))
@@ -305,12 +305,10 @@ class _Product:
         """A product with the transpose of b: each result is the dot product of two contiguous runs."""
         f = self.f
         depth = int(self.product.a.shape[1])  # type: ignore[arg-type]
-        whole = depth // self.lanes * self.lanes
-        rest = f.lane_mask(self.lanes, depth - whole)
         sizes = (self.shape.dots, 1)
 
         def block(i: Value, height: int, n: Value, width: int) -> None:
-            def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
+            def multiply(k: Value, sums: Sequence[Value], mask: Value | None) -> list[Value]:
                 def vector(base: Value, line: Value, stride: Value) -> Value:
                     return f.load(self.type, self._at(base, f.add(f.mul(line, stride), k)), mask)
 
@@ -319,10 +317,7 @@ class _Product:
                 return [f.fma(x, y, sums[r * width + c]) for r, x in enumerate(left) for c, y in enumerate(right)]
 
             zero = [number(self.type, 0.0)] * (height * width)
-            sums = f.loop(integer(0), integer(whole), self.lanes, multiply, zero)[1]
-            if depth > whole:
-                sums = multiply(integer(whole), sums, rest)
-            results = [horizontal(f, each) for each in sums]
+            results = [horizontal(f, each) for each in along_vectors(f, depth, self.lanes, multiply, zero)]
             store_block(self.frame, self.product, ResultBlock(i, height, n, [None] * width, 1), results)
 
         def some(n: Value, width: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from chains.backends.native.kernels.elementwise import (
     Frame,
@@ -12,10 +13,12 @@ from chains.backends.native.kernels.elementwise import (
     lower_fill,
     lower_map,
     lower_reduce,
+    step_through,
 )
 from chains.backends.native.kernels.taps import Images, column_blocks, output_taps
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.loops import blocks, repeat
 from chains.backends.native.llvm.shuffles import transposed
 from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import Copy, Fill, Map, Operation, Pool, PoolInput, Reduce
@@ -70,28 +73,17 @@ def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None
                 f.store(vector, f.address(target, f.add(row, s * sample), scalar), mask)
 
         def squares() -> None:
-            whole = size // lanes * lanes
-
-            def of_channel(c: Value, _: list[Value]) -> None:
-                if whole:
-                    f.loop(zero, integer(whole), lanes, lambda e, _: square(c, e, lanes))
-                if size > whole:
-                    square(c, integer(whole), size - whole)
-
-            f.loop(zero, integer(channels), 1, of_channel)
+            f.loop(zero, integer(channels), 1, lambda c, _: blocks(f, size, lanes, partial(square, c)))
 
         def by_number() -> None:
             def element(s: Value, c: Value, e: Value) -> None:
                 x = f.load(scalar, f.address(origin, f.add(f.add(f.mul(c, channel), f.mul(e, lanes)), s), scalar))
                 f.store(x, f.address(target, f.add(f.add(f.mul(s, sample), f.mul(c, size)), e), scalar))
 
-            def of_channel(s: Value, c: Value) -> None:
+            def row(s: Value, c: Value) -> None:
                 f.loop(zero, integer(size), 1, lambda e, _: element(s, c, e))
 
-            def row(s: Value, _: list[Value]) -> None:
-                f.loop(zero, integer(channels), 1, lambda c, _: of_channel(s, c))
-
-            f.loop(zero, count, 1, row)
+            f.loop(zero, count, 1, lambda s, _: repeat(f, channels, partial(row, s)))
 
         if to_lanes or whole_tiles:
             squares()
@@ -141,13 +133,11 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
             (loop, *rest), length = loops, int(loops[0].extent)  # type: ignore[arg-type]
             stride = loop.strides[1]
             if rest:
-                return f.loop(
-                    integer(0),
-                    integer(length),
-                    1,
-                    lambda i, s: total(rest, f.address(pointer, f.mul(i, stride), scalar), list(s)),
-                    sums,
-                )[1]
+
+                def inner(i: Value, sums: list[Value]) -> list[Value]:
+                    return total(rest, f.address(pointer, f.mul(i, stride), scalar), list(sums))
+
+                return f.loop(integer(0), integer(length), 1, inner, sums)[1]
 
             def step(i: Value, sums: Sequence[Value], several: int = len(sums)) -> list[Value]:
                 at = [f.address(pointer, f.mul(f.add(i, k), stride), scalar) for k in range(several)]
@@ -159,21 +149,14 @@ def _reduce_samples(frame: Frame, operation: Reduce) -> None:
                 sums = f.loop(integer(0), integer(whole), len(sums), step, sums)[1]
             return step(integer(whole), sums, length - whole) if length > whole else sums
 
-        def run(loops: Sequence[Axis], pointers: list[Value]) -> None:
-            if loops:
-
-                def step(i: Value, _: list[Value]) -> None:
-                    run(loops[1:], [f.address(p, f.mul(i, s), scalar) for p, s in zip(pointers, loops[0].strides, strict=True)])
-
-                f.loop(integer(0), integer(int(loops[0].extent)), 1, step)  # type: ignore[arg-type]
-                return
+        def reduce(pointers: list[Value]) -> None:
             a, b, c, d = total(summed, pointers[1], [nothing] * 4)
             vector = combine(combine(a, b), combine(c, d))
             result = horizontal(f, f.select(alive, vector, nothing), maximum)
             before = f.select(begin, number(scalar, neutral), f.load(scalar, pointers[0]))
             f.store(combine(before, result), pointers[0])
 
-        run(kept, [target, source])
+        step_through(replace(frame, f=f), kept, [target, source], scalar, reduce)
 
     frame.outlined(f"{operation.kind}_samples", [frame.base(out), frame.base(a)], write)
 
@@ -185,6 +168,10 @@ def lower_pool(frame: Frame, operation: Pool) -> None:
     windows = _Windows(frame, operation, y, x)
     write = windows.scatter if backwards else windows.collect
     frame.outlined(operation.name, [frame.base(view) for view in operation.views], write)
+
+
+# The entries of a row of a window that are inside the image, as columns relative to the first window's first column.
+Entries = list[int]
 
 
 class _Windows:
@@ -212,15 +199,15 @@ class _Windows:
         largest = self.operation.kind == "max"
         start = number(self.type, float("-inf") if largest else 0.0)
 
-        def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
+        def windows(channel: Value, m: Value, j: Value, entries: list[Entries], limits: list[Value]) -> None:
             def row(k: Value, results: Sequence[Value]) -> list[Value]:
                 line = self._x(f, x, 1, channel, m, k, j)
                 results = list(results)
                 for w, some in enumerate(entries):
-                    for column in some.columns:
+                    for column in some:
                         value = f.load(self.type, f.address(line, integer(column * self.images[1].column), self.scalar))
-                        join = vectormath.maximum if largest else _add
-                        results[w] = join(f, results[w], value)
+                        total = results[w]
+                        results[w] = vectormath.maximum(f, total, value) if largest else f.binary("fadd", total, value)
                 return results
 
             results = f.loop(limits[0], limits[1], 1, row, [start] * len(entries))[1]
@@ -237,7 +224,7 @@ class _Windows:
         if not self.apart:
             self._clear(f, dx)
 
-        def windows(channel: Value, m: Value, j: Value, entries: list[_Entries], limits: list[Value]) -> None:
+        def windows(channel: Value, m: Value, j: Value, entries: list[Entries], limits: list[Value]) -> None:
             slopes = [f.load(self.type, self._y(f, dy, 1, channel, m, j, w)) for w in range(len(entries))]
             if self.operation.kind == "mean":
                 slopes = [f.binary("fmul", s, self._share(f, limits, e)) for s, e in zip(slopes, entries, strict=True)]
@@ -252,7 +239,7 @@ class _Windows:
                 source = self._x(f, x, 2, channel, m, k, j) if largest else target
                 searching = list(searching)
                 for w, some in enumerate(entries):
-                    for column in some.columns:
+                    for column in some:
                         slope, at = slopes[w], f.address(target, integer(column * self.images[0].column), self.scalar)
                         if largest:
                             place = f.address(source, integer(column * self.images[2].column), self.scalar)
@@ -267,29 +254,28 @@ class _Windows:
 
         self._windows(f, windows)
 
-    def _windows(self, f: Function, body: Callable[[Value, Value, Value, list[_Entries], list[Value]], None]) -> None:
-        reached = [self.rows.reached(m) for m in range(self.rows.count)]
+    def _windows(self, f: Function, body: Callable[[Value, Value, Value, list[Entries], list[Value]], None]) -> None:
+        columns, reached = self.columns, [self.rows.reached(m) for m in range(self.rows.count)]
         bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
 
-        def channel(c: Value, _: list[Value]) -> None:
-            def row(m: Value, _: list[Value]) -> None:
+        def channel(c: Value) -> None:
+            def row(m: Value) -> None:
                 limits = [f.load(I64, f.address(table, m, I64)) for table in bounds]
                 constant = len(set(reached)) == 1
                 limits = [integer(reached[0].start), integer(reached[0].stop)] if constant else limits
 
                 def block(j: Value, static: int | None, width: int) -> None:
-                    taps = range(self.columns.taps)
-                    entries = [
-                        _Entries(self, w, list(taps if static is None else self.columns.reached(static + w)))
-                        for w in range(width)
-                    ]
+                    entries = []
+                    for w in range(width):
+                        taps = range(columns.taps) if static is None else columns.reached(static + w)
+                        entries.append([columns.source + columns.along * w + columns.across * tap for tap in taps])
                     body(c, m, j, entries, limits)
 
-                column_blocks(f, self.columns, self.width, block)
+                column_blocks(f, columns, self.width, block)
 
-            f.loop(integer(0), integer(self.rows.count), 1, row)
+            repeat(f, self.rows.count, row)
 
-        f.loop(integer(0), integer(self.channels), 1, channel)
+        repeat(f, self.channels, channel)
 
     def _clear(self, f: Function, dx: Value) -> None:
         (channels, rows, columns), image = self.x_size, self.images[0]
@@ -298,12 +284,7 @@ class _Windows:
             offset = f.add(f.add(f.mul(c, image.channel), f.mul(i, image.row)), f.mul(j, image.column))
             f.store(number(self.type, 0.0), f.address(dx, offset, self.scalar))
 
-        def row(c: Value, i: Value) -> None:
-            f.loop(integer(0), integer(columns), 1, lambda j, _: clear(c, i, j))
-
-        f.loop(
-            integer(0), integer(channels), 1, lambda c, _: f.loop(integer(0), integer(rows), 1, lambda i, _: row(c, i)) and None
-        )
+        repeat(f, channels, lambda c: repeat(f, rows, lambda i: repeat(f, columns, partial(clear, c, i))))
 
     def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
         """The address of row k of the window at (m, j), in the image of this operand."""
@@ -319,23 +300,10 @@ class _Windows:
         offset = f.add(offset, f.mul(j, y.column))
         return f.address(f.address(base, offset, self.scalar), integer(w * y.column), self.scalar)
 
-    def _share(self, f: Function, limits: list[Value], entries: _Entries) -> Value:
+    def _share(self, f: Function, limits: list[Value], entries: Entries) -> Value:
         """The weight of one entry of a window in its mean."""
         if self.operation.count_padding:
             return number(self.type, 1.0 / self.operation.window.area)
-        size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries.columns))
+        size = f.mul(f.binary("sub", limits[1], limits[0]), len(entries))
         share = f.binary("fdiv", number(self.scalar, 1.0), f.cast("sitofp", size, self.scalar))
         return f.splat(share, self.type.lanes)
-
-
-class _Entries:
-    """The entries of a row of windows that are inside the image, as columns relative to the first window's first column."""
-
-    def __init__(self, windows: _Windows, number: int, taps: list[int]) -> None:
-        columns = windows.columns
-        at = columns.source + columns.along * number
-        self.columns = [at + columns.across * tap for tap in taps]
-
-
-def _add(f: Function, a: Value, b: Value) -> Value:
-    return f.binary("fadd", a, b)

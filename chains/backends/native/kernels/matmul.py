@@ -23,12 +23,12 @@ of whole vectors. This costs as much as one row of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map
+from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map, step_through
 from chains.backends.native.kernels.matmul_shared import call_rows_block, call_sums_block, shares_blocks
 from chains.backends.native.kernels.products import (
     FusedProduct,
@@ -41,8 +41,19 @@ from chains.backends.native.kernels.products import (
 )
 from chains.backends.native.kernels.samples import prefetch_lines, prefetch_row, reads_samples
 from chains.backends.native.llvm.emit import Type, Value, integer, lanes_of, number, real_type
-from chains.backends.native.llvm.loops import accumulate, accumulators_for, blocks, combined, panels
+from chains.backends.native.llvm.loops import (
+    Step,
+    accumulate,
+    accumulators_for,
+    along_vectors,
+    blocks,
+    combined,
+    multiply_add,
+    panels,
+    row_blocks,
+)
 from chains.backends.native.llvm.shuffles import interleaved, repeated, shuffled, spread, sums_of_lanes, transposed
+from chains.lowering.axes import Axis
 from chains.program.operations import BatchMatMul, Operation
 from chains.program.view import Batch, Buffer, View
 
@@ -90,16 +101,14 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
         heights.insert(1, 5 * height // 6)  # each block reads all weights again, so few blocks are better
     rows = frame.extent(out.shape[0])
 
+    sizes = list(dict.fromkeys(max(1, each) for each in (*heights, 1)))
+
     def of_part(product: FusedProduct, part: _Part) -> None:
         def run_panel(column: Value, masks: list[Value | None]) -> None:
-            position = begin
-            for height in dict.fromkeys(max(1, each) for each in (*heights, 1)):
+            def block(i: Value, height: int) -> None:
+                _block(frame, product, ResultBlock(i, height, column, masks, lanes), part)
 
-                def step(i: Value, _: list[Value], height: int = height) -> list[Value]:
-                    _block(frame, product, ResultBlock(i, height, column, masks, lanes), part)
-                    return []
-
-                position, _ = f.loop(position, f.add(rows, 1 - height), height, step)
+            row_blocks(f, begin, rows, sizes, block)
 
         panels(f, columns, lanes, panel, run_panel)
 
@@ -138,11 +147,8 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
             f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), None if product.padded else mask)
             for c, mask in enumerate(masks)
         ]
-        results = []
-        for r in range(block.height):
-            x = f.splat(f.load(scalar, f.address(a_rows[r], f.mul(k, a.strides[1]), scalar)), lanes)
-            results += [f.fma(x, w, sums[r * len(weights) + c]) for c, w in enumerate(weights)]
-        return results
+        numbers = (f.load(scalar, f.address(a_row, f.mul(k, a.strides[1]), scalar)) for a_row in a_rows)
+        return multiply_add(f, numbers, weights, sums)
 
     width = block.size
     # With few sums, additions would wait for one another, so each sum gets several accumulators.
@@ -167,22 +173,13 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
     if whole == per_step:
         sums = steps(part.begin, start, per_step)
     else:
-        sums = _along(
-            frame, product, whole, per_step, lambda k, carried: steps(f.add(part.begin, k), list(carried), per_step), start
-        )
+        body: Step = lambda k, carried: steps(f.add(part.begin, k), list(carried), per_step)  # noqa: E731
+        sums = _along(frame, product, whole, per_step, body, start)
     sums = steps(f.add(part.begin, whole), list(sums), inner - whole)
-    results = combined(sums, width, partial(f.binary, "fadd"))
-    store_block(frame, product, block, results)
+    store_block(frame, product, block, combined(f, sums, width))
 
 
-def _along(
-    frame: Frame,
-    product: FusedProduct,
-    whole: int,
-    step: int,
-    body: Callable[[Value, list[Value]], list[Value]],
-    sums: list[Value],
-) -> list[Value]:
+def _along(frame: Frame, product: FusedProduct, whole: int, step: int, body: Step, sums: list[Value]) -> list[Value]:
     """The loop along the inner axis. If the rows are large samples, it also prefetches samples of the next step."""
     f, end = frame.f, integer(whole)
     if not reads_samples(product.a):
@@ -199,10 +196,9 @@ def _along(
 def _dots(frame: Frame, product: FusedProduct, begin: Value) -> None:
     """A single column: each element is the dot product of two contiguous runs."""
 
-    def step(i: Value, _: list[Value]) -> list[Value]:
+    def step(i: Value, _: list[Value]) -> None:
         result = horizontal(frame.f, dots(frame, product, i, 1)[0])
         store_block(frame, product, ResultBlock(i, 1, integer(0), [None], 1), [result])
-        return []
 
     frame.f.loop(begin, frame.extent(product.out.shape[0]), 1, step)
 
@@ -213,7 +209,6 @@ def _dot_rows(frame: Frame, product: FusedProduct) -> None:
     scalar, lanes = real_type(out.dtype), frame.lanes
     type = Type(scalar.name, lanes)
     columns, inner = int(out.shape[1]), int(a.shape[1])  # type: ignore[arg-type]
-    whole = inner // lanes * lanes
 
     def block(column: Value, width: int) -> None:
         b_columns = [f.address(frame.base(b), f.mul(f.add(column, c), b.strides[1]), scalar) for c in range(width)]
@@ -221,14 +216,12 @@ def _dot_rows(frame: Frame, product: FusedProduct) -> None:
         def row(i: Value, _: list[Value]) -> None:
             a_row = frame.row(a, i, a.strides[0])
 
-            def multiply(k: Value, sums: Sequence[Value], mask: Value | None = None) -> list[Value]:
+            def multiply(k: Value, sums: Sequence[Value], mask: Value | None) -> list[Value]:
                 x = f.load(type, f.address(a_row, k, scalar), mask)
                 return [f.fma(x, f.load(type, f.address(c, k, scalar), mask), s) for c, s in zip(b_columns, sums, strict=True)]
 
-            sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * width)[1]
-            if inner > whole:
-                sums = multiply(integer(whole), sums, f.lane_mask(lanes, inner - whole))
-            sums += [number(type, 0.0)] * (lanes - width)
+            zero = number(type, 0.0)
+            sums = [*along_vectors(f, inner, lanes, multiply, [zero] * width), *[zero] * (lanes - width)]
             mask = f.lane_mask(lanes, width)
             store_block(frame, product, ResultBlock(i, 1, column, [mask], lanes), [sums_of_lanes(f, sums)])
 
@@ -289,7 +282,7 @@ def _narrow_block(frame: Frame, product: FusedProduct, row: Value, vectors: int)
     type, block = Type(scalar.name, lanes), _sample_lanes(columns)
     samples = lanes // block
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
-    accumulators = max(1, min(frame.shapes.matmul_narrow.sums, inner) // vectors)
+    accumulators = max(1, min(frame.shapes.matmul_narrow.vectors, inner) // vectors)
 
     def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
         mask = f.lane_mask(lanes, used)
@@ -313,10 +306,10 @@ def _narrow_block(frame: Frame, product: FusedProduct, row: Value, vectors: int)
         sums = multiply(integer(0), sums)
     if inner > whole:
         sums = multiply(integer(whole), sums, inner - whole)
-    return combined(sums, vectors, partial(f.binary, "fadd"))
+    return combined(f, sums, vectors)
 
 
-def dots(frame: Frame, product: FusedProduct, row: Value, rows: int) -> list[Value]:
+def dots(frame: Frame, product: FusedProduct, row: Value, rows: int) -> Sequence[Value]:
     """A product with a single column: for each of some rows, from `row` on, a vector whose lanes add up to the result."""
     f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
     inner = int(b.shape[0])  # type: ignore[arg-type]
@@ -324,19 +317,12 @@ def dots(frame: Frame, product: FusedProduct, row: Value, rows: int) -> list[Val
     type = Type(scalar.name, lanes)
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(rows)]
 
-    def multiply(begin: Value, sums: list[Value], used: int = lanes) -> list[Value]:
-        mask = f.lane_mask(lanes, used)
-        weights = f.load(type, f.address(frame.base(b), begin, scalar), mask)
-        return [
-            f.fma(f.load(type, f.address(each, begin, scalar), mask), weights, total)
-            for each, total in zip(a_rows, sums, strict=True)
-        ]
+    def multiply(k: Value, sums: Sequence[Value], mask: Value | None) -> list[Value]:
+        weights = f.load(type, f.address(frame.base(b), k, scalar), mask)
+        pairs = zip(a_rows, sums, strict=True)
+        return [f.fma(f.load(type, f.address(row, k, scalar), mask), weights, total) for row, total in pairs]
 
-    whole = inner // lanes * lanes
-    sums = f.loop(integer(0), integer(whole), lanes, multiply, [number(type, 0.0)] * rows)[1]
-    if inner > whole:
-        sums = multiply(integer(whole), sums, inner - whole)
-    return sums
+    return along_vectors(f, inner, lanes, multiply, [number(type, 0.0)] * rows)
 
 
 def lower_matmul_sums(frame: Frame, product: FusedProduct) -> None:
@@ -379,13 +365,8 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
         # The operands of a few samples stay in cache; the result, from beyond it, is read as it lies.
         blocks(f, rows, height, lambda i, size: panels(f, columns, lanes, panel, partial(block, i, size)))
     else:
-        panels(
-            f,
-            columns,
-            lanes,
-            panel,
-            lambda column, masks: blocks(f, rows, height, lambda i, size: block(i, size, column, masks)),
-        )
+        by_rows = partial(blocks, f, rows, height)
+        panels(f, columns, lanes, panel, lambda column, masks: by_rows(lambda i, size: block(i, size, column, masks)))
 
 
 def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: Value, count: Value) -> None:
@@ -405,15 +386,12 @@ def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: V
         vectors = [
             f.load(type, f.address(b_row, integer(c * lanes * b.strides[1]), scalar), mask) for c, mask in enumerate(masks)
         ]
-        results = []
-        for r in range(height):
-            x = f.splat(f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)), lanes)
-            results += [f.fma(x, v, sums[r * len(masks) + c]) for c, v in enumerate(vectors)]
-        return results
+        numbers = (f.load(scalar, f.address(a_column, integer(r * a.strides[0]), scalar)) for r in range(height))
+        return multiply_add(f, numbers, vectors, sums)
 
     _prefetch_updated(frame, product, block)
     start = block.zeros(scalar)
-    sums = accumulate(f, count, accumulators_for(len(start)), step, start, start[0], partial(f.binary, "fadd"))
+    sums = accumulate(f, count, accumulators_for(len(start)), step, start)
 
     def add_interleaved() -> None:
         for c, mask in enumerate(masks):
@@ -469,22 +447,13 @@ def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None
 
 def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> None:
     """out = a @ b, or +=, for all matrices; `space` takes the copy of a right side."""
-    f, leading = frame.f, operation.outs[0].shape[:-2]
+    leading = operation.outs[0].shape[:-2]
     matrices = [_matrix(view) for view in operation.views]
     scalar = real_type(matrices[0].dtype)
 
-    def run(axis: int, starts: Sequence[Value]) -> None:
-        if axis == len(leading):
-            _product(frame, operation, matrices, [*starts, space])
-            return
-
-        def step(i: Value, _: list[Value]) -> None:
-            strides = [view.strides[axis] for view in operation.views]
-            run(axis + 1, [f.address(start, f.mul(i, stride), scalar) for start, stride in zip(starts, strides, strict=True)])
-
-        f.loop(integer(0), frame.extent(leading[axis]), 1, step)
-
-    run(0, [frame.base(view) for view in operation.views])
+    loops = [Axis(extent, tuple(view.strides[axis] for view in operation.views)) for axis, extent in enumerate(leading)]
+    starts = [frame.base(view) for view in operation.views]
+    step_through(frame, loops, starts, scalar, lambda starts: _product(frame, operation, matrices, [*starts, space]))
 
 
 def workspace(operation: Operation, lanes: int) -> int:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.products import FusedProduct, ResultBlock
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, lanes_of, real_type
-from chains.backends.native.llvm.loops import accumulate, accumulators_for, combined
+from chains.backends.native.llvm.loops import Step, accumulate, accumulators_for, combined, multiply_add
 
 UNROLLED_MULTIPLY_ADDS = 24  # in one straight run of code, at most: with more, LLVM keeps operands in memory
 
@@ -77,7 +76,7 @@ def call_rows_block(frame: Frame, product: FusedProduct, block: ResultBlock) -> 
         def step(k: Value, sums: list[Value]) -> list[Value]:
             vectors = given.b.vectors(g, k, block.lanes, masks)
             numbers = (g.load(scalar, g.address(row, g.mul(k, along), scalar)) for row in rows)
-            return _multiplied(g, numbers, vectors, sums)
+            return multiply_add(g, numbers, vectors, sums)
 
         sums = _sums(g, given.length, step, block.zeros(scalar))
         for (r, c, mask), total in zip(block.places(), sums, strict=True):
@@ -103,7 +102,7 @@ def call_sums_block(frame: Frame, product: FusedProduct, block: ResultBlock, sta
         def step(s: Value, sums: list[Value]) -> list[Value]:
             sample = given.a.row(g, s)
             numbers = (g.load(scalar, g.address(sample, integer(r * across), scalar)) for r in range(block.height))
-            return _multiplied(g, numbers, given.b.vectors(g, s, block.lanes, block.masks), sums)
+            return multiply_add(g, numbers, given.b.vectors(g, s, block.lanes, block.masks), sums)
 
         sums = _sums(g, given.length, step, block.zeros(scalar))
         begins = g.compare("ne", given.begins, integer(0))
@@ -157,20 +156,11 @@ def _call(frame: Frame, kind: tuple[object, ...], write: _Write, given: Operands
     f.line(f"call void @{name}({', '.join(map(str, arguments))})")
 
 
-def _multiplied(g: Function, numbers: Iterable[Value], vectors: list[Value], sums: list[Value]) -> list[Value]:
-    """The sums, with the products of every number and every vector added."""
-    results = []
-    for r, x in enumerate(numbers):
-        repeated = g.splat(x, vectors[0].type.lanes)
-        results += [g.fma(repeated, vector, sums[r * len(vectors) + c]) for c, vector in enumerate(vectors)]
-    return results
-
-
-def _sums(g: Function, length: Value, step: Callable[[Value, list[Value]], list[Value]], begin: list[Value]) -> list[Value]:
+def _sums(g: Function, length: Value, step: Step, begin: list[Value]) -> list[Value]:
     """``for k in range(length): sums = step(k, sums)``, with a few steps in a run of code, or several accumulators per sum."""
     width, several = len(begin), accumulators_for(len(begin))
     if several > 1:
-        return accumulate(g, length, several, step, begin, begin[0], partial(g.binary, "fadd"))
+        return accumulate(g, length, several, step, begin)
     run = max(1, UNROLLED_MULTIPLY_ADDS // width)
 
     def steps(k: Value, sums: list[Value]) -> list[Value]:
@@ -179,4 +169,4 @@ def _sums(g: Function, length: Value, step: Callable[[Value, list[Value]], list[
         return sums
 
     position, sums = g.loop(integer(0), g.add(length, 1 - run), run, steps, begin)
-    return g.loop(position, length, 1, step, combined(sums, width, partial(g.binary, "fadd")))[1]
+    return g.loop(position, length, 1, step, combined(g, sums, width))[1]

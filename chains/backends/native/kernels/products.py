@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from chains.backends.native.kernels.elementwise import Frame, evaluate
 from chains.backends.native.llvm.emit import Type, Value, integer, number, real_type
+from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import repeated, transposed
 from chains.backends.native.llvm.vectormath import ELEMENTARY
 from chains.program.alias import overlap
@@ -152,17 +153,9 @@ def pack(frame: Frame, source: View, target: View) -> None:
             f.store(vector, f.address(to, f.add(f.mul(f.add(row, i), columns), column), scalar))
 
     def blocks_of_rows(column: Value, width: int) -> None:
-        whole = rows // lanes * lanes
-        if whole:
-            f.loop(integer(0), integer(whole), lanes, lambda row, _: block(row, column, lanes, width))
-        if rows > whole:
-            block(integer(whole), column, rows - whole, width)
+        blocks(f, rows, lanes, lambda row, height: block(row, column, height, width))
 
-    whole = used // lanes * lanes
-    if whole:
-        f.loop(integer(0), integer(whole), lanes, lambda column, _: blocks_of_rows(column, lanes))
-    if used > whole:
-        blocks_of_rows(integer(whole), used - whole)
+    blocks(f, used, lanes, blocks_of_rows)
 
 
 def _pack_by_number(frame: Frame, source: View, target: View) -> None:

@@ -57,8 +57,7 @@ def prefetch_lines(frame: Frame) -> None:
     def fetch() -> None:
         address = f.either(fresh, begin_row, lambda: load("next"))
         for k in range(LINES_AT_ONCE):
-            line = f.address(address, integer(k * CACHE_LINE_BYTES), Type("i8"))
-            f.call("llvm.prefetch.p0", None, line, "i32 0", "i32 3", "i32 1")  # for reading, into the nearest cache
+            f.prefetch(f.address(address, integer(k * CACHE_LINE_BYTES), Type("i8")))
         store("next", f.address(address, integer(LINES_AT_ONCE * CACHE_LINE_BYTES), Type("i8")))
         store("left", f.add(f.select(fresh, load("lines"), left), -LINES_AT_ONCE))
 
@@ -69,15 +68,14 @@ def prefetch_lines(frame: Frame) -> None:
 def prefetch_row(f: Function, first: Value, nbytes: int) -> None:
     """Prefetch the lines of a few bytes from `first` on, which may begin within a line, to write them."""
     for offset in (*range(0, nbytes, CACHE_LINE_BYTES), nbytes - 1):
-        line = f.address(first, integer(offset), Type("i8"))
-        f.call("llvm.prefetch.p0", None, line, "i32 1", "i32 3", "i32 1")
+        f.prefetch(f.address(first, integer(offset), Type("i8")), to_write=True)
 
 
 def prefetch_run(f: Function, first: Value, nbytes: Value, to_write: bool) -> None:
     """Prefetch `nbytes` bytes from `first` on, to read or to write them: then other processors give up their copies."""
 
     def line(offset: Value, _: list[Value]) -> None:
-        f.call("llvm.prefetch.p0", None, f.address(first, offset, Type("i8")), f"i32 {to_write:d}", "i32 3", "i32 1")
+        f.prefetch(f.address(first, offset, Type("i8")), to_write)
 
     f.loop(integer(0), nbytes, CACHE_LINE_BYTES, line)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from chains.backends.native.kernels.elementwise import Frame, evaluate, lower_fill, nest
-from chains.backends.native.llvm.emit import I64, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.backends.native.support import INDICES
 from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import Gather, ScatterAdd
@@ -66,7 +66,6 @@ def _each_row(frame: Frame, table: View, index: View, rows: View, body: Callable
     """Call `body` for each index, with the addresses of its entry of `rows` and of its row of the table."""
     f = frame.f
     whole, real = Type(INDICES[index.dtype]), real_type(table.dtype)
-    last = integer(int(table.shape[0]) - 1)  # type: ignore[arg-type]
 
     def run(axis: int, number: Value, entry: Value) -> None:
         if axis < index.ndim:
@@ -77,13 +76,19 @@ def _each_row(frame: Frame, table: View, index: View, rows: View, body: Callable
 
             f.loop(integer(0), frame.extent(index.shape[axis]), 1, step)
             return
-        n = f.load(whole, number)
-        n = n if whole == I64 else f.cast("sext", n, I64)
-        n = f.select(f.compare("slt", n, integer(0)), integer(0), n)
-        n = f.select(f.compare("sgt", n, last), last, n)
+        n = _row_number(f, number, index, table)
         body(entry, f.address(frame.base(table), f.mul(n, table.strides[0]), real))
 
     run(0, frame.base(index), frame.base(rows))
+
+
+def _row_number(f: Function, pointer: Value, index: View, table: View) -> Value:
+    """The number at an address, within the rows of the table."""
+    whole, last = Type(INDICES[index.dtype]), integer(int(table.shape[0]) - 1)  # type: ignore[arg-type]
+    n = f.load(whole, pointer)
+    n = n if whole == I64 else f.cast("sext", n, I64)
+    n = f.select(f.compare("slt", n, integer(0)), integer(0), n)
+    return f.select(f.compare("sgt", n, last), last, n)
 
 
 Formula = Callable[[list[Value], Type], list[Value]]
@@ -130,12 +135,8 @@ class _Update:
     def _row(self, i: Value) -> Value:
         """The row of the table for the id at a position in the batch."""
         f, index = self.f, self.operation.index
-        whole = Type(INDICES[index.dtype])
-        n = f.load(whole, f.address(self.frame.base(index), f.mul(i, index.strides[0]), whole))
-        n = n if whole == I64 else f.cast("sext", n, I64)
-        n = f.select(f.compare("slt", n, integer(0)), integer(0), n)
-        last = integer(self.rows - 1)
-        return f.select(f.compare("sgt", n, last), last, n)
+        pointer = f.address(self.frame.base(index), f.mul(i, index.strides[0]), Type(INDICES[index.dtype]))
+        return _row_number(f, pointer, index, self.operation.tables[0])
 
     def _mark(self, row: Value) -> Value:
         return self.f.address(self.marks, row, I64)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
-from chains.backends.native.kernels.convolve import Epilogue
+from chains.backends.native.kernels.convolve import Epilogue, mapped_views
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks
+from chains.backends.native.llvm.loops import blocks, multiply_add, repeat
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation, Window
 from chains.program.view import View
@@ -92,11 +92,11 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
                     f.store(value, f.address(to, place, scalar))
 
         def block(o: Value, count: int) -> None:
-            def channel(c: Value, _: list[Value]) -> None:
+            def channel(c: Value) -> None:
                 for h in range(count):
                     one(o, count, h, c)
 
-            f.loop(integer(0), integer(plan.ins), 1, channel)
+            repeat(f, plan.ins, channel)
 
         blocks(f, plan.outs, plan.height, block)
 
@@ -105,12 +105,52 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
 
 def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: View, space: Value, maps: Sequence[Map]) -> None:
     """The convolution with transformed kernels, and maps on the results; `space` is this thread's workspace."""
-    (out,), source = operation.outs, operation.ins[0]
     plan = _Winograd.of(frame.lanes, frame.registers, operation)
-    operands = list(dict.fromkeys(view for fused in maps for view in (*fused.outs, *fused.ins) if view != out))
-    pointers = [frame.base(out), frame.base(source), frame.base(packed), space, *(frame.base(view) for view in operands)]
-    epilogue = Epilogue(out, operands, maps)
-    frame.outlined("winograd", pointers, lambda f, arguments: plan.write(f, arguments, epilogue))
+    out, *operands = views = mapped_views(operation, maps)
+    bases = [frame.base(view) for view in (out, operation.ins[0], packed)]
+
+    def write(f: Function, arguments: list[Value]) -> None:
+        result, source, weight, space, *rest = arguments
+        plan.write(f, source, weight, space, Epilogue(f, maps, dict(zip(views, [result, *rest], strict=False))))
+
+    frame.outlined("winograd", [*bases, space, *map(frame.base, operands)], write)
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Images to transform: the inputs, or the slopes of the outputs."""
+
+    images: Images
+    channels: int
+    size: tuple[int, int]
+    before: tuple[int, int] = (0, 0)  # padding above and to the left
+    patch: int = 4  # rows and columns of a patch
+
+    @staticmethod
+    def of(view: View, *patch: Any) -> _Operand:
+        channels, rows, columns = view.sample_shape
+        return _Operand(Images.of(view), channels, (rows, columns), *patch)
+
+    def patch_row(
+        self, f: Function, type: Type, zeros: Value, line: Value, inside: Value, t: Value, columns: Sequence[int]
+    ) -> list[Value]:
+        """A row of the patch of tile `t`, on an image's row at `line`; zeros where no numbers are inside the image."""
+        scalar = Type(type.name)
+        at = f.address(line, f.mul(f.add(f.mul(t, 2), -self.before[1]), self.images.column), scalar)
+        at = f.select(inside, at, zeros)
+        places = [f.address(at, integer(s * type.lanes), scalar) for s in range(self.patch)]
+        return [f.load(type, place) if s in columns else number(type, 0.0) for s, place in enumerate(places)]
+
+    def each_tile(self, f: Function, tiles: range, body: Callable[[Value, Sequence[int]], None]) -> None:
+        """Call `body` for each of these tiles of a row, with the columns of its patch that are inside the image."""
+        patch = range(self.patch)
+        inside = {t: [s for s in patch if 0 <= 2 * t + s - self.before[1] < self.size[1]] for t in tiles}
+        whole = [t for t in tiles if len(inside[t]) == self.patch]
+        for t in tiles:
+            if t not in whole:
+                body(integer(t), inside[t])
+        if whole:
+            f.loop(integer(whole[0]), integer(whole[-1] + 1), 1, lambda t, _: body(t, patch))
 
 
 @dataclass(frozen=True)
@@ -119,23 +159,21 @@ class _Winograd:
     block: Block
     scalar: Type
     outs: int
-    ins: int
-    source: Images
-    source_size: tuple[int, int]
+    source: _Operand
     out_size: tuple[int, int]
-    before: tuple[int, int]  # padding above and to the left
 
     @staticmethod
     def of(lanes: int, registers: int, operation: Convolve | ConvolveInput) -> _Winograd:
         (out,), source = operation.outs, operation.ins[0]
         (above, _), (left, _) = operation.window.padding
         before = (above, left) if isinstance(operation, Convolve) else (2 - above, 2 - left)
-        (outs, *out_size), (ins, *source_size) = out.sample_shape, source.sample_shape
-        images = Images.of(source)
-        return _Winograd(
-            lanes, block_shapes(registers).winograd, real_type(out.dtype), outs, ins, images,
-            (source_size[0], source_size[1]), (out_size[0], out_size[1]), before,
-        )  # fmt: skip
+        outs, rows, columns = out.sample_shape
+        block, operand = block_shapes(registers).winograd, _Operand.of(source, before)
+        return _Winograd(lanes, block, real_type(out.dtype), outs, operand, (rows, columns))
+
+    @property
+    def ins(self) -> int:
+        return self.source.channels
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -158,16 +196,13 @@ class _Winograd:
         bytes_per_tile = TILE_ELEMENTS * self.ins * self.lanes * {"float": 4, "double": 8}[self.scalar.name]
         return max(self.width, CACHED_BYTES // bytes_per_tile // self.width * self.width)
 
-    def write(self, f: Function, arguments: list[Value], epilogue: Epilogue) -> None:
-        out, source, weight, space, *rest = arguments
-        pointers = [out, *rest]
+    def write(self, f: Function, source: Value, weight: Value, space: Value, epilogue: Epilogue) -> None:
         products = f.address(space, integer(TILE_ELEMENTS * self.lanes * self.ins * self.part), self.scalar)
-        zeros = f.module.zeros(4 * self.lanes, self.scalar)
 
-        def row(i: Value, _: list[Value]) -> None:
+        def row(i: Value) -> None:
             for start in range(0, self.tiles[1], self.part):
                 part = range(start, min(start + self.part, self.tiles[1]))
-                self._transform(f, source, zeros, space, i, part)
+                self._transform(f, source, space, i, part)
                 blocks(f, self.outs, self.height, lambda o, count, part=part: channels(i, o, count, part))  # type: ignore[misc]
 
         def channels(i: Value, o: Value, count: int, part: range) -> None:
@@ -175,28 +210,28 @@ class _Winograd:
 
             def some(t: Value, width: int) -> None:
                 self._multiply(f, own, f.address(space, f.mul(t, self.lanes), self.scalar), products, count, width, len(part))
-                self._finish(f, products, epilogue, pointers, i, o, count, t, width, part)
+                self._finish(f, products, epilogue, i, o, count, t, width, part)
 
             blocks(f, len(part), self.width, some)
 
-        f.loop(integer(0), integer(self.tiles[0]), 1, row)
+        repeat(f, self.tiles[0], row)
 
-    def _transform(self, f: Function, source: Value, zeros: Value, space: Value, i: Value, part: range) -> None:
+    def _transform(self, f: Function, source: Value, space: Value, i: Value, part: range) -> None:
         """Transform the inputs of a part of row `i` of tiles, to (element, channel, tile)."""
-        type = Type(self.scalar.name, self.lanes)
+        type, operand = Type(self.scalar.name, self.lanes), self.source
+        zeros = f.module.zeros(4 * self.lanes, self.scalar)
         inside: list[Value] = []
         lines: list[Value] = []
         for r in range(4):
-            row = f.add(f.mul(i, 2), r - self.before[0])
-            inside.append(f.compare("ult", row, integer(self.source_size[0])))  # unsigned: negative rows are outside too
-            lines.append(f.address(source, f.mul(row, self.source.row), self.scalar))
+            row = f.add(f.mul(i, 2), r - operand.before[0])
+            inside.append(f.compare("ult", row, integer(operand.size[0])))  # unsigned: negative rows are outside too
+            lines.append(f.address(source, f.mul(row, operand.images.row), self.scalar))
 
-        def channel(c: Value, _: list[Value]) -> None:
-            own = [f.address(line, f.mul(c, self.source.channel), self.scalar) for line in lines]
+        def channel(c: Value) -> None:
+            own = [f.address(line, f.mul(c, operand.images.channel), self.scalar) for line in lines]
 
             def tile(t: Value, columns: Sequence[int]) -> None:
-                """Transform tile `t` of the row. Only these of its columns are inside the image."""
-                d = [patch_row(own[r], inside[r], t, columns) for r in range(4)]
+                d = [operand.patch_row(f, type, zeros, own[r], inside[r], t, columns) for r in range(4)]
                 lines = [_input_line(f, [d[r][s] for r in range(4)]) for s in range(4)]  # by column
                 for r in range(4):
                     for s, value in enumerate(_input_line(f, [lines[k][r] for k in range(4)])):
@@ -204,42 +239,26 @@ class _Winograd:
                         place = f.mul(f.add(place, f.add(t, -part.start)), self.lanes)
                         f.store(value, f.address(space, place, self.scalar))
 
-            def patch_row(line: Value, inside: Value, t: Value, columns: Sequence[int]) -> list[Value]:
-                at = f.address(line, f.mul(f.add(f.mul(t, 2), -self.before[1]), self.source.column), self.scalar)
-                at = f.select(inside, at, zeros)
-                places = [f.address(at, integer(s * self.lanes), self.scalar) for s in range(4)]
-                return [f.load(type, place) if s in columns else number(type, 0.0) for s, place in enumerate(places)]
+            operand.each_tile(f, part, tile)
 
-            reached = {t: [s for s in range(4) if 0 <= 2 * t + s - self.before[1] < self.source_size[1]] for t in part}
-            whole = [t for t in part if len(reached[t]) == 4]
-            for t in part:
-                if t not in whole:
-                    tile(integer(t), reached[t])
-            if whole:
-                f.loop(integer(whole[0]), integer(whole[-1] + 1), 1, lambda t, _: tile(t, range(4)))
-
-        f.loop(integer(0), integer(self.ins), 1, channel)
+        repeat(f, self.ins, channel)
 
     def _multiply(self, f: Function, weight: Value, inputs: Value, products: Value, height: int, width: int, part: int) -> None:
         """For each element: the sums over the input channels, to (element, channel of the block, tile of the block)."""
         type = Type(self.scalar.name, self.lanes)
         several = next(n for n in (4, 3, 2, 1) if self.ins % n == 0)
 
-        def element(e: Value, _: list[Value]) -> None:
+        def element(e: Value) -> None:
             own = f.address(weight, f.mul(e, self.ins * height), self.scalar)
             tiles = f.address(inputs, f.mul(e, self.ins * part * self.lanes), self.scalar)
 
             def step(c: Value, sums: Sequence[Value]) -> list[Value]:
-                sums = list(sums)
-                for n in range(several):
-                    at = f.address(tiles, f.mul(f.add(c, n), part * self.lanes), self.scalar)
+                for k in (f.add(c, n) for n in range(several)):
+                    at = f.address(tiles, f.mul(k, part * self.lanes), self.scalar)
                     vectors = [f.load(type, f.address(at, integer(w * self.lanes), self.scalar)) for w in range(width)]
-                    for h in range(height):
-                        x = f.load(self.scalar, f.address(own, f.add(f.mul(f.add(c, n), height), h), self.scalar))
-                        x = f.splat(x, self.lanes)
-                        for w, vector in enumerate(vectors):
-                            sums[h * width + w] = f.fma(x, vector, sums[h * width + w])
-                return sums
+                    places = (f.address(own, f.add(f.mul(k, height), h), self.scalar) for h in range(height))
+                    sums = multiply_add(f, (f.load(self.scalar, place) for place in places), vectors, sums)
+                return list(sums)
 
             zero = [number(type, 0.0)] * (height * width)
             sums = f.loop(integer(0), integer(self.ins), several, step, zero)[1]
@@ -247,14 +266,13 @@ class _Winograd:
                 place = f.mul(f.add(f.mul(e, height * width), k), self.lanes)
                 f.store(total, f.address(products, place, self.scalar))
 
-        f.loop(integer(0), integer(TILE_ELEMENTS), 1, element)
+        repeat(f, TILE_ELEMENTS, element)
 
     def _finish(
         self,
         f: Function,
         products: Value,
         epilogue: Epilogue,
-        pointers: list[Value],
         i: Value,
         o: Value,
         height: int,
@@ -277,7 +295,7 @@ class _Winograd:
             channel, row = f.add(o, h), f.mul(i, 2)
 
             def store(r: int) -> None:
-                epilogue.store(f, pointers, results[r], channel, f.add(row, r), column, 1, 1, 1 + both)
+                epilogue.store(results[r], channel, f.add(row, r), column, 1, 1, 1 + both)
 
             store(0)
             if rows % 2:
@@ -285,17 +303,17 @@ class _Winograd:
             else:
                 store(1)
 
-        def channel(h: Value, _: list[Value]) -> None:
-            def tile(w: Value, _: list[Value]) -> None:
+        def channel(h: Value) -> None:
+            def tile(w: Value) -> None:
                 if columns % 2 and part.stop == self.tiles[1]:
                     last = f.compare("eq", f.add(f.add(t, w), part.start), integer(self.tiles[1] - 1))
                     f.when(last, lambda: outputs(h, w, False), lambda: outputs(h, w, True))
                 else:
                     outputs(h, w, True)
 
-            f.loop(integer(0), integer(width), 1, tile)
+            repeat(f, width, tile)
 
-        f.loop(integer(0), integer(height), 1, channel)
+        repeat(f, height, channel)
 
 
 def _input_line(f: Function, d: list[Value]) -> list[Value]:
@@ -343,19 +361,6 @@ def lower_winograd_weight(frame: Frame, operation: ConvolveWeight, space: Value)
 
 
 @dataclass(frozen=True)
-class _Operand:
-    """Images to transform: those of the inputs, or those of the slopes."""
-
-    images: Images
-    channels: int
-    size: tuple[int, int]
-    before: tuple[int, int]  # padding above and to the left
-    patch: int  # rows and columns of a patch
-    rows: Sequence[Sequence[tuple[int, float]]]
-    line: Callable[[Function, list[Value]], list[Value]]
-
-
-@dataclass(frozen=True)
 class _WeightSums:
     lanes: int
     block: Block  # output channels times input channels
@@ -368,13 +373,8 @@ class _WeightSums:
     def of(lanes: int, registers: int, operation: ConvolveWeight) -> _WeightSums:
         (out,), (x, dy) = operation.outs, operation.ins
         (above, _), (left, _) = operation.window.padding
-        (ins, *x_size), (outs, *dy_size) = x.sample_shape, dy.sample_shape
-        return _WeightSums(
-            lanes, block_shapes(registers).winograd_weight, real_type(out.dtype),
-            _Operand(Images.of(x), ins, (x_size[0], x_size[1]), (above, left), 4, INPUT_ROWS, _input_line),
-            _Operand(Images.of(dy), outs, (dy_size[0], dy_size[1]), (0, 0), 2, SLOPE_ROWS, _slope_line),
-            out.strides,  # type: ignore[arg-type]
-        )  # fmt: skip
+        block, operands = block_shapes(registers).winograd_weight, (_Operand.of(x, (above, left)), _Operand.of(dy, (0, 0), 2))
+        return _WeightSums(lanes, block, real_type(out.dtype), *operands, out.strides)  # type: ignore[arg-type]
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -412,11 +412,11 @@ class _WeightSums:
         def part(i: Value, _: list[Value]) -> None:
             rows = f.least(f.binary("sub", integer(self.tiles[0]), i), integer(self.part))
 
-            def row(r: Value, _: list[Value]) -> None:
+            def row(r: Value) -> None:
                 self._transform(f, self.x, x, inputs, i, rows, r)
                 self._transform(f, self.dy, dy, slopes, i, rows, r)
 
-                def element(s: Value, _: list[Value]) -> None:
+                def element(s: Value) -> None:
                     own = f.address(totals, f.mul(f.add(f.mul(r, ROW_ELEMENTS), s), self.totals), self.scalar)
                     left, right = (
                         f.address(base, f.mul(s, operand.channels * self.stride), self.scalar)
@@ -424,9 +424,9 @@ class _WeightSums:
                     )
                     self._multiply(f, left, right, own, f.mul(rows, self.tiles[1]), f.compare("eq", i, integer(0)), alive)
 
-                f.loop(integer(0), integer(ROW_ELEMENTS), 1, element)
+                repeat(f, ROW_ELEMENTS, element)
 
-            f.loop(integer(0), integer(ROW_ELEMENTS), 1, row)
+            repeat(f, ROW_ELEMENTS, row)
 
         f.loop(integer(0), integer(self.tiles[0]), self.part, part)
         self._finish(f, totals, out, f.compare("ne", first, integer(0)))
@@ -435,51 +435,37 @@ class _WeightSums:
         """Row `r` of the transformed tiles in `rows` rows of tiles from `i` on, to (element, channel, tile)."""
         type, images = Type(self.scalar.name, self.lanes), operand.images
         zeros = f.module.zeros(operand.patch * self.lanes, self.scalar)
-        chosen = [f.load(r.type, f.address(f.module.table([row[k][0] for row in operand.rows]), r, r.type)) for k in range(2)]
+        tile_rows, line = (INPUT_ROWS, _input_line) if operand.patch == 4 else (SLOPE_ROWS, _slope_line)
+        chosen = [f.load(r.type, f.address(f.module.table([row[k][0] for row in tile_rows]), r, r.type)) for k in range(2)]
         factors = []
         for k in range(2):
-            factor = number(self.scalar, operand.rows[0][k][1])
-            for n, row in enumerate(operand.rows):
+            factor = number(self.scalar, tile_rows[0][k][1])
+            for n, row in enumerate(tile_rows):
                 factor = f.select(f.compare("eq", r, integer(n)), number(self.scalar, row[k][1]), factor)
             factors.append(f.splat(factor, self.lanes))
-        reached = [
-            [s for s in range(operand.patch) if 0 <= 2 * t + s - operand.before[1] < operand.size[1]]
-            for t in range(self.tiles[1])
-        ]
-        whole = [t for t, columns in enumerate(reached) if len(columns) == operand.patch]
 
-        def channel(c: Value, _: list[Value]) -> None:
+        def channel(c: Value) -> None:
             def row(u: Value, _: list[Value]) -> None:
                 lines = []
                 for k in chosen:
                     at = f.binary("add", f.add(f.mul(f.add(i, u), 2), -operand.before[0]), k)
                     inside = f.compare("ult", at, integer(operand.size[0]))  # unsigned: negative rows are outside too
-                    line = f.add(f.mul(c, images.channel), f.mul(at, images.row))
-                    lines.append((f.address(source, line, self.scalar), inside))
+                    offset = f.add(f.mul(c, images.channel), f.mul(at, images.row))
+                    lines.append((f.address(source, offset, self.scalar), inside))
 
                 def tile(t: Value, columns: Sequence[int]) -> None:
-                    patches = []
-                    for line, inside in lines:
-                        at = f.address(line, f.mul(f.add(f.mul(t, 2), -operand.before[1]), images.column), self.scalar)
-                        at = f.select(inside, at, zeros)
-                        places = [f.address(at, integer(s * self.lanes), self.scalar) for s in range(operand.patch)]
-                        zero = number(type, 0.0)
-                        patches.append([f.load(type, place) if s in columns else zero for s, place in enumerate(places)])
+                    patches = [operand.patch_row(f, type, zeros, *each, t, columns) for each in lines]
                     scaled = [f.binary("fmul", factors[0], value) for value in patches[0]]
                     combined = [f.fma(factors[1], b, a) for a, b in zip(scaled, patches[1], strict=True)]
                     place = f.add(f.mul(c, self.stride), f.mul(f.add(f.mul(u, self.tiles[1]), t), self.lanes))
-                    for s, value in enumerate(operand.line(f, combined)):
+                    for s, value in enumerate(line(f, combined)):
                         f.store(value, f.address(space, f.add(place, s * operand.channels * self.stride), self.scalar))
 
-                for t, columns in enumerate(reached):
-                    if t not in whole:
-                        tile(integer(t), columns)
-                if whole:
-                    f.loop(integer(whole[0]), integer(whole[-1] + 1), 1, lambda t, _: tile(t, range(operand.patch)))
+                operand.each_tile(f, range(self.tiles[1]), tile)
 
             f.loop(integer(0), rows, 1, row)
 
-        f.loop(integer(0), integer(operand.channels), 1, channel)
+        repeat(f, operand.channels, channel)
 
     def _multiply(
         self, f: Function, slopes: Value, inputs: Value, totals: Value, tiles: Value, begins: Value, alive: Value

@@ -61,6 +61,10 @@ class Value:
         return f"{self.type.text} {self.text}"
 
 
+# The body of a loop: the number of the step and the carried values give the next carried values.
+LoopBody = Callable[[Value, list[Value]], Sequence[Value] | None]
+
+
 def real_type(dtype: np.dtype, lanes: int = 1) -> Type:
     return Type("float" if dtype.itemsize == 4 else "double", lanes)
 
@@ -145,6 +149,10 @@ class Function:
 
     # Memory
 
+    def prefetch(self, pointer: Value, to_write: bool = False) -> None:
+        """Load the cache line of an address into the nearest cache."""
+        self.call("llvm.prefetch.p0", None, pointer, f"i32 {to_write:d}", "i32 3", "i32 1")
+
     def address(self, base: Value, index: Value, type: Type) -> Value:
         """`base` advanced by `index` elements."""
         return base if index.text == "0" else self.assign(PTR, f"getelementptr {type.name}, {base}, {index}")
@@ -217,12 +225,7 @@ class Function:
         self.line(f"br {condition}, label %{yes}, label %{no}")
 
     def loop(
-        self,
-        start: Value,
-        stop: Value,
-        step: int | Value,
-        body: Callable[[Value, list[Value]], Sequence[Value] | None],
-        carried: Sequence[Value] = (),
+        self, start: Value, stop: Value, step: int | Value, body: LoopBody, carried: Sequence[Value] = ()
     ) -> tuple[Value, list[Value]]:
         """``for i in range(start, stop, step)``: `body` gets i and the carried values, and returns the next carried values.
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from chains.backends.native.llvm.emit import Function, Value, integer
+from chains.backends.native.llvm.emit import Function, Value, integer, number
+
+Step = Callable[[Value, list[Value]], list[Value]]
+MaskedStep = Callable[[Value, Sequence[Value], Value | None], list[Value]]
+Combine = Callable[[Value, Value], Value]
 
 ADDITIONS_IN_FLIGHT = 8  # about their latency in cycles times the additions begun per cycle
 MAX_ACCUMULATORS = 4  # accumulators of each of a few sums: additions do not wait for one another
+
+
+def repeat(f: Function, length: int, body: Callable[[Value], None]) -> None:
+    """Call `body` for each number below `length`."""
+    f.loop(integer(0), integer(length), 1, lambda i, _: body(i))
 
 
 def blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
@@ -24,12 +34,7 @@ def panels(f: Function, columns: int, lanes: int, panel: int, run: Callable[[Val
     width = lanes * panel
     whole = columns // width * width
     if whole > width:
-
-        def step(column: Value, _: list[Value]) -> list[Value]:
-            run(column, [None] * panel)
-            return []
-
-        f.loop(integer(0), integer(whole), width, step)
+        f.loop(integer(0), integer(whole), width, lambda column, _: run(column, [None] * panel))
     elif whole:
         run(integer(0), [None] * panel)
     if columns > whole:
@@ -55,10 +60,10 @@ def accumulate(
     f: Function,
     count: Value,
     accumulators: int,
-    step: Callable[[Value, list[Value]], list[Value]],
+    step: Step,
     sums: list[Value],
-    neutral: Value,
-    combine: Callable[[Value, Value], Value],
+    combine: Combine | None = None,
+    neutral: float = 0.0,
 ) -> list[Value]:
     """``for i in range(count): sums = step(i, sums)``, with `accumulators` accumulators per sum, combined at the end."""
     width = len(sums)
@@ -66,16 +71,33 @@ def accumulate(
     def steps(i: Value, carried: list[Value]) -> list[Value]:
         return [each for k in range(accumulators) for each in step(f.add(i, k), carried[k * width : (k + 1) * width])]
 
-    start = [*sums, *[neutral] * (width * (accumulators - 1))]
+    start = [*sums, *[number(sums[0].type, neutral)] * (width * (accumulators - 1))]
     position, carried = f.loop(integer(0), f.add(count, 1 - accumulators), accumulators, steps, start)
     if accumulators == 1:
         return carried
-    return f.loop(position, count, 1, step, combined(carried, width, combine))[1]
+    return f.loop(position, count, 1, step, combined(f, carried, width, combine))[1]
 
 
-def combined(accumulators: Sequence[Value], sums: int, combine: Callable[[Value, Value], Value]) -> list[Value]:
-    """The sums: the first accumulator of each sum, combined with its second, and so on."""
+def combined(f: Function, accumulators: Sequence[Value], sums: int, combine: Combine | None = None) -> list[Value]:
+    """The sums: the first accumulator of each sum, combined with its second, and so on; by default they are added."""
+    combine = combine or partial(f.binary, "fadd")
     result = list(accumulators[:sums])
     for begin in range(sums, len(accumulators), sums):
         result = [combine(x, y) for x, y in zip(result, accumulators[begin : begin + sums], strict=True)]
     return result
+
+
+def along_vectors(f: Function, length: int, lanes: int, step: MaskedStep, sums: Sequence[Value]) -> Sequence[Value]:
+    """Carry sums along a run of numbers: `step` gets the start of each vector, the sums, and a mask for the last vector."""
+    whole = length // lanes * lanes
+    sums = f.loop(integer(0), integer(whole), lanes, lambda k, sums: step(k, sums, None), sums)[1]
+    return step(integer(whole), sums, f.lane_mask(lanes, length - whole)) if length > whole else sums
+
+
+def multiply_add(f: Function, numbers: Iterable[Value], vectors: Sequence[Value], sums: Sequence[Value]) -> list[Value]:
+    """The sums, with the products of every number and every vector added."""
+    results = []
+    for r, x in enumerate(numbers):
+        repeated = f.splat(x, vectors[0].type.lanes)
+        results += [f.fma(repeated, vector, sums[r * len(vectors) + c]) for c, vector in enumerate(vectors)]
+    return results

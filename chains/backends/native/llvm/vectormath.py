@@ -78,8 +78,8 @@ def expm1(f: Function, x: Value) -> Value:
 
 
 def _expm1(f: Function, x: Value) -> Value:
-    far = f.binary("fsub", exp(f, x), number(x.type, 1.0))
-    return f.select(f.compare("olt", absolute(f, x), number(x.type, 20.0)), _moderate_expm1(f, x), far)
+    large = f.binary("fsub", exp(f, x), number(x.type, 1.0))
+    return f.select(f.compare("olt", absolute(f, x), number(x.type, 20.0)), _moderate_expm1(f, x), large)
 
 
 def _moderate_expm1(f: Function, x: Value) -> Value:
@@ -156,10 +156,10 @@ def tanh(f: Function, x: Value) -> Value:
     if x.type.name == "float":
         limit = 9.1  # there the quotient is above 1 by several units in the last place
         size, sign = _without_sign(f, x) if x.type.lanes == AVX2_FLOATS else (x, None)
-        near = minimum(f, size, number(x.type, limit)) if sign else _within(f, x, limit)
-        z = f.binary("fmul", near, near)
+        clipped = minimum(f, size, number(x.type, limit)) if sign else _within(f, x, limit)
+        z = f.binary("fmul", clipped, clipped)
         above, below = (polynomial(f, z, coefficients) for coefficients in TANH)
-        quotient = f.binary("fdiv", f.binary("fmul", near, above), below)
+        quotient = f.binary("fdiv", f.binary("fmul", clipped, above), below)
         if sign is None:
             return _within(f, quotient, 1.0)
         bits = f.cast("bitcast", minimum(f, quotient, number(x.type, 1.0)), sign.type)
@@ -249,16 +249,8 @@ def circular_parts(f: Function, n: Value, r: Value) -> Value:
 
 ELEMENTARY = ("exp", "log", "log1p", "expm1", "tanh", "sin", "cos", "erf")  # functions of a dozen instructions or more
 FUNCTIONS: dict[str, Callable[[Function, Value], Value]] = {
-    "exp": exp,
-    "log": log,
-    "log1p": log1p,
-    "expm1": expm1,
-    "tanh": tanh,
-    "sin": sin,
-    "cos": cos,
-    "erf": erf,
+    **{function.__name__: function for function in (exp, log, log1p, expm1, tanh, sin, cos, erf, sign)},
     "abs": absolute,
-    "sign": sign,
     "sqrt": lambda f, x: f.intrinsic("sqrt", x),
     "floor": lambda f, x: f.intrinsic("floor", x),
     "neg": lambda f, x: f.assign(x.type, f"fneg {x}"),
