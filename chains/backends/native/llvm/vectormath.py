@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chains.backends.native.llvm.emit import Function, Type, Value, number
-from chains.lowering.polynomials import COS, ERF_FAR, ERF_NEAR, EXP, LN2, LOG, PI_2, SIN, TANH
+from chains.lowering.polynomials import COS, ERF_INNER, ERF_OUTER, EXP, LN2, LOG, PI_2, SIN, TANH
 
 # Largest error in units in the last place, (float, double), over all arguments unless a comment limits them.
 ERRORS = {
@@ -194,12 +194,12 @@ def cos(f: Function, x: Value) -> Value:
 def erf(f: Function, x: Value) -> Value:
     name = x.type.name
     size = minimum(f, absolute(f, x), number(x.type, 6.1))
-    near = f.binary("fmul", size, polynomial(f, f.binary("fmul", size, size), ERF_NEAR[name]))
+    inner = f.binary("fmul", size, polynomial(f, f.binary("fmul", size, size), ERF_INNER[name]))
     two = number(x.type, 2.0)
     s = f.binary("fdiv", f.binary("fsub", size, two), f.binary("fadd", size, two))
     decay = exp(f, f.binary("fmul", size, f.assign(size.type, f"fneg {size}")))
-    far = f.binary("fsub", number(x.type, 1.0), f.binary("fmul", decay, polynomial(f, s, ERF_FAR[name])))
-    result = f.select(f.compare("ult", size, number(x.type, 0.9)), near, far)
+    outer = f.binary("fsub", number(x.type, 1.0), f.binary("fmul", decay, polynomial(f, s, ERF_OUTER[name])))
+    result = f.select(f.compare("ult", size, number(x.type, 0.9)), inner, outer)
     return f.intrinsic("copysign", result, x)
 
 
