@@ -164,7 +164,7 @@ class _Own:
     """A custom function, `function(rng, shape)`.
 
     It is pickled by its name where it has one in a module, otherwise, as a lambda, by the calls that it makes on its generator,
-    its shape and NumPy's arrays. Raises PicklingError, which says why, where these cannot be told.
+    its shape and NumPy's arrays. Raises PicklingError, which says why, where these cannot be recorded.
     """
 
     def __init__(self, function: Initializer) -> None:
@@ -197,7 +197,7 @@ class _Own:
         except Exception as error:
             raise pickle.PicklingError(
                 f"the initializer {self.function!r} cannot be pickled: define it with def in a module, or call its generator "
-                f"and NumPy's functions alone, np.sqrt(shape[0]) in place of math.sqrt ({error})"
+                f"and NumPy's functions alone, np.sqrt(shape[0]) instead of math.sqrt ({error})"
             ) from error
 
 

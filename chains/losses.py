@@ -78,7 +78,7 @@ class Loss(FrozenOnceRecorded, ABC):
             Outputs and targets.
         w : View, shape (batch,), or None
             Weights of the samples. Where outputs go along steps, and samples have lengths, those of the steps, (batch, steps).
-            With `weighs_targets`, they may have the shape of `t`. Where one is 0, what it multiplies may be NaN.
+            With `weighs_targets`, they may have the shape of `t`. Where one is 0, the target may be NaN.
         value : View, shape ()
             Filled with the loss.
         dy : View, shape (batch, *output)

@@ -28,7 +28,7 @@ class Attention(Layer):
     Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features and makes
     ``softmax(queries @ keys.T / sqrt(features / heads)) @ values`` of it. The heads side by side, ``@ out_weight + out_bias``,
     are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`, no
-    step behind a sample's length is seen, and outputs there mean nothing. Source: Vaswani et al. 2017.
+    step after a sample's length is seen, and outputs there have no meaning. Source: Vaswani et al. 2017.
 
     Parameters
     ----------
@@ -151,11 +151,11 @@ class TransformerBlock(Series):
     hidden : int, optional
         The outputs of the first dense layer; by default 4 times the features.
     activation : activation or str
-        Behind the first dense layer.
+        After the first dense layer.
     causal : bool
         As of `Attention`.
     dropout : float
-        The rate of `Dropout` behind attention, behind the activation, and at the end.
+        The rate of `Dropout` after attention, after the activation, and at the end.
 
     Raises
     ------
@@ -190,7 +190,7 @@ class TransformerBlock(Series):
 
 
 class PositionalEncoding(Layer):
-    """``y = x + encoding``, which tells the steps of a sequence apart; samples are (time, features).
+    """``y = x + encoding``, which makes the steps of a sequence distinguishable; samples are (time, features).
 
     Source: Vaswani et al. 2017.
 
@@ -231,7 +231,7 @@ class PositionalEncoding(Layer):
 
 
 def sinusoids(time: int, features: int) -> np.ndarray:
-    """The sinusoidal encoding of so many steps, shape (time, features)."""
+    """The sinusoidal encoding of this many steps, shape (time, features)."""
     pairs = np.arange(features) // 2
     angles = np.arange(time)[:, None] / 10000.0 ** (2.0 * pairs / features)
     return np.where(np.arange(features) % 2 == 0, np.sin(angles), np.cos(angles))

@@ -1,4 +1,4 @@
-"""What a layer is: it declares what it needs, then records how its arrays are filled.
+"""The base class of layers. A layer declares its arrays, then records how they are filled.
 
     class Double(Layer):
         def declare(self, d):
@@ -10,8 +10,8 @@
         def pullback(self, ops, x, y, dy, dx, p, g, s):
             ops.map(dx, lambda dy: 2 * dy, dy)
 
-A layer object holds settings only: no parameters, no arrays, no shapes of its own. One object may stand in
-several chains, and twice in the same one; each place has its own parameters.
+A layer object holds settings only: no parameters, no arrays, no shapes. One object may be part of several chains, and be there
+twice in the same one; each place has its own parameters.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Layer(ABC):
 
     @property
     def may_fail(self) -> bool:
-        """Whether a call of the network looks through its results for NaN, and FloatingPointError tells why there are any."""
+        """Whether calls of the network search their results for NaN; FloatingPointError then says why there are any."""
         return False
 
     def fixed_input(self) -> SampleShape | None:
@@ -86,7 +86,7 @@ class Layer(ABC):
         Parameters
         ----------
         d : Declaration
-            Takes them down; ``d.input`` is the shape of a sample.
+            Collects them; ``d.input`` is the shape of a sample.
 
         Raises
         ------
@@ -294,7 +294,7 @@ class Declaration:
         self.temporary_shapes[name] = self._scratch(name, shape)
 
     def carry(self, name: str, shape: SampleShape) -> None:
-        """Declare an array of each sample that a cell hands on from step to step; the first one is its output.
+        """Declare an array of each sample that a cell passes from step to step; the first one is its output.
 
         Parameters
         ----------
@@ -325,7 +325,7 @@ class Declaration:
         self.smallest_batch = check_count("samples", samples)
 
     def takes_ids(self, count: int) -> None:
-        """Have the input hold ids, whole numbers from 0, in place of real numbers.
+        """Declare that the input holds ids, whole numbers from 0, instead of real numbers.
 
         Parameters
         ----------
@@ -458,7 +458,7 @@ def noted(declaration: Declaration, function: str) -> Iterator[None]:
 
 
 def check_sequence(layer: Layer, input: SampleShape, name: str = "", features: int | None = None) -> SampleShape:
-    """`input`, the shape of a sequence. Raises ValueError unless it is (time, features), with so many where that is given."""
+    """`input`, the shape of a sequence. Raises ValueError unless it is (time, features) with these `features`."""
     if len(input) != 2:
         raise ValueError(f"{layer!r} needs samples (time, features), not of shape {input}")
     if features is not None and input[-1] != features:

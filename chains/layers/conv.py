@@ -31,7 +31,7 @@ from chains.support.checks import check_count, check_flags
 
 
 class _Convolution(Sliding):
-    """What a convolution and a transposed one share: all but the product itself."""
+    """The parts that a convolution and a transposed one share: all but the product itself."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: Number, activation: Activation | str = identity, *, stride: Number = 1,
@@ -227,7 +227,7 @@ class ConvTranspose(_Convolution):
 class CausalConv(Series):
     """A dense layer on each step of a sequence together with earlier steps. Before the first step there are zeros.
 
-    Samples (time, inputs) become (time, outputs). As PyTorch's Conv1d behind so many zeros. A series of them with dilations
+    Samples (time, inputs) become (time, outputs). As PyTorch's Conv1d after that many zeros. A series of them with dilations
     1, 2, 4, ... sees far back. Source: van den Oord et al. 2016.
 
     Parameters

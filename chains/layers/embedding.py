@@ -26,14 +26,14 @@ class Embedding(Layer):
     features : int
         The length of a row: samples of shape (*input,) become (*input, features).
     padding : int, optional
-        The id that stands for nothing. Its row begins as zeros, and its gradient is zero.
+        The id of missing entries. Its row begins as zeros, and its gradient is zero.
     weight_init : initializer
         Of the table, the parameter `weight` of shape (count, features).
 
     Raises
     ------
     TypeError, ValueError
-        For lengths that are not positive, a `padding` that is no id, and an initializer that is none or does not fit.
+        For lengths that are not positive, a `padding` that is not an id, and an unknown initializer or one that does not fit.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Embedding(Layer):
         ops.scatter_add(g.weight, x, dy)
         if self.padding is not None:
             ops.fill(g.weight.slice(0, self.padding, self.padding + 1), 0.0)
-        ops.fill(dx, 0.0)  # nothing can be derived by ids
+        ops.fill(dx, 0.0)  # there are no derivatives with respect to ids
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Known formulas beside a network, as a layer: the right-hand side of a universal differential equation, for example."""
+"""Known formulas together with networks, as a layer: the right-hand side of a universal differential equation, for example."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chains.support.messages import counted, listed, meant, shown
 
 
 class Equations(Layer):
-    """``y = formula(inputs, outputs of a network, parameters)``: what is known as formulas, what is not as a network.
+    """``y = formula(inputs, outputs of a network, parameters)``: the known terms as formulas, the unknown ones as networks.
 
     >>> rhs = Equations(
     ...     lambda hare, lynx, u, v, birth, death: (birth * hare + u, -death * lynx + v),

@@ -11,7 +11,7 @@
             ops.copy(dx, dy)
             ops.map(s.d_before.h, lambda dy: 0.5 * dy, dy)
 
-The loop is recorded once. What a cell does with its input alone, and the gradients of its weights, become one product for all
+The loop is recorded once. Products of a cell's input alone, and the gradients of its weights, become one product for all
 steps (`chains.program.hoist`), so that a cell is written plainly, for one step.
 """
 
@@ -48,7 +48,7 @@ class Cell(Layer):
 class Recurrent(Layer):
     """A cell repeated along the first axis of its samples, (steps, ...).
 
-    Where a call passes `lengths`, states stay as they are behind a sample's length, and outputs of all steps are zero there, as
+    Where a call passes `lengths`, states stay as they are after a sample's length, and outputs of all steps are zero there, as
     PyTorch has it for packed sequences.
 
     Parameters
@@ -58,13 +58,13 @@ class Recurrent(Layer):
     return_sequences : bool
         Whether to return the outputs of all steps, (steps, ...), instead of the last one.
     bidirectional : bool
-        Whether a second cell of the same kind, with its own parameters, goes from the end to the beginning. Its output stands
-        behind that of the first along the last axis.
+        Whether a second cell of the same kind, with its own parameters, goes from the end to the beginning. Its output follows
+        that of the first along the last axis.
     initial_state : str
         "zeros"; or "parameter" for one that is trained, from zeros on.
     checkpoint_every : int, optional
-        Keep the state of every so many steps alone for the pullback, which repeats the steps between: less memory, and one
-        more forward pass. Without it everything is kept.
+        Keep only the state of every k-th step for the pullback, which repeats the steps between: less memory, and one more
+        forward pass. By default everything is kept.
 
     Raises
     ------
@@ -139,7 +139,7 @@ class Recurrent(Layer):
 
 
 class _Direction:
-    """One cell's way along the time axis, being recorded."""
+    """The loop of one cell along the time axis, being recorded."""
 
     def __init__(self, layer: Recurrent, ops: Recorder, direction: str, node: Node, x: View, y: View, s: Any) -> None:
         self.layer, self.ops, self.direction, self.node = layer, ops, direction, node
@@ -214,7 +214,7 @@ class _Direction:
         self, arrays: SegmentArrays, values: tuple[View, View | None], cotangents: tuple[View | None, View], d_after: Arrays,
         sums: StepSums,
     ) -> None:  # fmt: skip
-        """Record the way back through the steps of a segment, for (x, y) and (dy, dx)."""
+        """Record the pullback of the steps of a segment, for (x, y) and (dy, dx)."""
         ops, segment, mask, (x, y), (dy, dx) = self.ops, arrays.segment, self._mask_of(arrays.segment), values, cotangents
         d_before, passed = self._arrays("d_before"), self._arrays("passed")  # by steps that a sample has not
         with ops.loop(segment.steps, backwards=not self.backwards) as at:
@@ -232,7 +232,7 @@ class _Direction:
                     ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
 
     def _take(self, d_after: Arrays, passed: Arrays, dy: View | None, mask: View | None) -> None:
-        """Record what of the gradients goes to a step, with that of its output, and what passes it by."""
+        """Record the gradients that go to a step, with that of its output, and those that skip it."""
         ops, out = self.ops, d_after[self.first]
         if mask is not None:
             for name, view in d_after.items():
@@ -258,7 +258,7 @@ class _Direction:
         return {name: at.now(arrays.saved(self._saved("before", name)), 1) for name in self.shapes}
 
     def _after(self, arrays: SegmentArrays, at: Steps, y: View | None) -> Arrays:
-        """The carried arrays behind a step, the first of which may be the output."""
+        """The carried arrays after a step, the first of which may be the output."""
         after = {name: at.now(arrays.saved(self._saved("after", name)), 1) for name in self.shapes}
         return after if y is None or self.mask is not None else {**after, self.first: at.now(y, 1)}
 
@@ -269,7 +269,7 @@ class _Direction:
 
 
 def mask_of(ops: Recorder, lengths: View | None, steps: int) -> View | None:
-    """Record, for each step and sample, 1 where the sample has that step and 0 behind its length; None without lengths."""
+    """Record, for each step and sample, 1 where the sample has that step and 0 after its length; None without lengths."""
     if lengths is None:
         return None
     mask = ops.scratch("mask", (steps, 1))
@@ -279,19 +279,19 @@ def mask_of(ops: Recorder, lengths: View | None, steps: int) -> View | None:
 
 
 def _chosen(m: Any, after: Any, before: Any) -> Any:
-    """The state behind a step that a sample has, and before one that it has not."""
+    """The state after a step that a sample has, and before one that it does not have."""
     return where(m > 0.0, after, before)
 
 
 def _divided(m: Any, d: Any) -> tuple[Any, Any]:
-    """What goes to a step that a sample has, and what passes one that it has not."""
+    """The gradient that goes to a step that a sample has, and that which skips one that it does not have."""
     return where(m > 0.0, d, 0.0), where(m > 0.0, 0.0, d)
 
 
 def keep_each_step(declaration: Declaration, *axes: int) -> None:
     """Have a layer's saved arrays kept for each step of a loop. Raises ValueError for one with arrays of the whole batch.
 
-    `axes` are the steps, and what of a step there is more of than one.
+    `axes` are the number of steps, and of evaluations in a step where there are several.
     """
     if declaration.shared_shapes or declaration.state_slices:
         raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a loop may have")

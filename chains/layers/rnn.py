@@ -15,7 +15,7 @@ from chains.support.checks import check_count, check_flags
 
 
 class GatedCell(Cell):
-    """What the cells share: an input of length `inputs`, a state `h` of length `units`, and weights for so many gates.
+    """The base of these cells: an input of length `inputs`, a state `h` of length `units`, and weights of `gates` gates.
 
     `weight` has shape (inputs, gates * units), `recurrent_weight` (units, gates * units), `bias` (gates * units,).
     """
@@ -168,7 +168,7 @@ class GRUCell(GatedCell):
     inputs, units : int
         The lengths of a step's input `x` and of the state `h`.
     reset_after : bool
-        Whether r is applied behind the product, as above. Without, as in the paper, ``n = tanh(a_n + (r * h) @
+        Whether r is applied after the product, as above. Without, as in the paper, ``n = tanh(a_n + (r * h) @
         recurrent_weight_n)``, and `bias` is the only one.
     weight_init, recurrent_init, bias_init : initializer
         Of (inputs, 3 units), (units, 3 units) and (3 units,).
@@ -270,7 +270,7 @@ def slice_of(start: int, stop: int) -> Any:
 
 
 class _Named(Recurrent):
-    """A recurrence of a cell that has a name of its own as a layer, and the settings of the cell."""
+    """A recurrence with its own name as a layer, which has the settings of its cell."""
 
     cell: GatedCell
 

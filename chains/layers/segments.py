@@ -1,9 +1,9 @@
-"""Checkpoints: a loop along a time axis in segments, of each of which the state at its beginning is kept.
+"""Checkpoints: a loop along a time axis in segments. The state at the beginning of each is kept.
 
-The pullback of a loop needs what its steps have saved. With checkpoints, a layer goes forwards through segments of `every`
-steps, and keeps the state at the beginning of each; of the last segment it keeps what the steps save. Backwards it takes the
-segments from the last to the first, repeats the steps of each from its checkpoint, and then goes back through them. Source:
-Chen et al., "Training deep nets with sublinear memory cost", 2016.
+The pullback of a loop needs the arrays that its steps have saved. With checkpoints, the forward pass runs through segments of
+`every` steps, and keeps the state at the beginning of each; of the last segment it keeps all that the steps save. The pullback
+takes the segments from the last to the first, repeats the steps of each from its checkpoint, and then runs them backwards.
+Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
 
     segments = Segments(steps, every)
     for segment in segments.forward(ops):
@@ -93,7 +93,7 @@ class Segment:
 
 
 class SegmentArrays:
-    """The arrays of one way through the segments: what steps save, and what they read and write, each in one piece of memory.
+    """The arrays of one pass through the segments: those that steps save, read and write, each in one piece of memory.
 
     A product of all steps of a segment needs their rows side by side.
     """
@@ -144,7 +144,7 @@ class StepSums:
         return at.now(each, 0)
 
     def add_steps(self) -> None:
-        """Record the sums over the steps of a segment, behind the loop over these."""
+        """Record the sums over the steps of a segment, after the loop over these."""
         for total, each in self._steps:
             self.ops.sum(total, each)
         self._steps.clear()

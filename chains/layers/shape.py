@@ -118,7 +118,7 @@ class Select(Layer):
 
 
 class Append(Layer):
-    """``y = (x, values)``: trained numbers behind the last axis of a sample, such as the unknown coefficients of a model.
+    """``y = (x, values)``: trained numbers after the last axis of a sample, such as unknown coefficients of a model.
 
     Samples (..., n) become (..., n + len(values)). The numbers do not depend on the input.
 

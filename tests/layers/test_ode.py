@@ -126,7 +126,7 @@ def test_right_hand_sides_that_do_not_fit_are_refused(name):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             Chain(layer, input_shape=shape, backend=name)
-    with pytest.raises(ValueError, match=r"`rhs` has Dropout\(0.5\), .* put it before or behind the ODE"):
+    with pytest.raises(ValueError, match=r"`rhs` has Dropout\(0.5\), .* put it before or after the ODE"):
         Chain(ODE(chains.Series(Dense(2, 2), chains.Dropout(0.5)), (0, 1)), input_shape=(2,), backend=name)
 
 

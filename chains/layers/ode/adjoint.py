@@ -2,9 +2,9 @@
 
 The cotangent a of the state follows ``da/dt = -transpose(J) a``, with the Jacobian matrix J of the right-hand side k, and the
 gradient of its parameters p is the integral of ``transpose(dk/dp) a``. They are solved by the same method, in the same steps,
-back from the state at each of the times to the time before. So no step has to be kept. The result is near the gradient of the
-solution, by the order of the method, but is not that of the numbers which were computed. Source: Chen et al., "Neural ordinary
-differential equations", 2018; diffrax calls it BacksolveAdjoint, torchdiffeq odeint_adjoint.
+back from the state at each of the times to the time before. So no step has to be kept. The result approximates the
+gradient of the exact solution, to the order of the method. It is not the exact gradient of the computed numbers. Source: Chen
+et al., "Neural ordinary differential equations", 2018; diffrax calls it BacksolveAdjoint, torchdiffeq odeint_adjoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chains.program.view import View
 
 
 class Adjoint(Solution):
-    """The steps of a method on a grid of segments that are `apart`, with the continuous adjoint in place of the pullback."""
+    """The steps on a grid whose segments end at the times (`apart`), with the continuous adjoint instead of the pullback."""
 
     def forward(self, start: View, y: View, states: View | None = None) -> None:
         if states is not None:
@@ -58,7 +58,7 @@ class Adjoint(Solution):
         self, at: Around, sums: GradientSums, state: View, d_state: View, d_given: View,
         outputs: tuple[View, View] | None = None,
     ) -> None:  # fmt: skip
-        """Record the steps of a segment, back in time: of the state, its cotangent, and that of what is given."""
+        """Record the steps of a segment, back in time: of the state, its cotangent, and that of the given features."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         ((rows, weights),), stages = tableau.halves, range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]  # times the length of the step

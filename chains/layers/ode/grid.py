@@ -1,8 +1,8 @@
 """The steps of a solution: how many there are, how long each is and when it begins, and the segments that they are cut into.
 
 With checkpoints, memory is that of the steps of one segment. Segments of equal steps end at the times, or between two times all
-are alike, so that outputs are states at ends of segments, or lie within one at the same places as in all others. Where the
-numbers do not divide, spare steps of length 0 come first: they evaluate the right-hand side where the next step does.
+are equal, so that outputs are states at ends of segments, or at the same places within each segment. Where the numbers do not
+divide, spare steps of length 0 come first: they evaluate the right-hand side where the next step does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
-SEGMENT = 8  # attempts of step control in a segment, unless said: those of a segment are done together or left out
+SEGMENT = 8  # attempts of step control in a segment, by default: all of a segment are done, or left out
 
 
 Around = tuple[Steps, ...]  # loops over segments, the outermost first
 
 
 class Cut(NamedTuple):
-    """So many segments of `length` steps, with `spare` ones, which are intervals where a segment has several."""
+    """This many segments of `length` steps. `spare` counts the steps of length 0, or intervals where a segment has several."""
 
     segments: int
     length: int
@@ -43,7 +43,7 @@ class Grid:
     steps : int
         Equal steps from each time to the next one.
     attempts : int, optional
-        With step control, in place of equal steps: how many are tried.
+        With step control, instead of equal steps: how many are tried.
     every : int, optional
         How many steps there are at most from one checkpoint to the next.
     apart : bool
@@ -100,7 +100,7 @@ class Grid:
 
     @property
     def varies(self) -> bool:
-        """Whether samples have steps of their own."""
+        """Whether each sample has different steps."""
         return self.attempts is not None or self.own
 
     def equal(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +120,7 @@ class Grid:
         )
 
     def until(self, ops: Recorder, mask: View) -> View:
-        """Record how long the equal steps that all share are for each sample, (batch, total, 1): 0 behind its last time.
+        """Record how long the equal steps that all share are for each sample, (batch, total, 1): 0 after its last time.
 
         `mask`, (batch, times, 1), is 1 at the times that a sample has.
         """
@@ -154,7 +154,7 @@ class Grid:
 
 
 def _cut(steps: int, most: int) -> Cut:
-    """The fewest segments of at most so many steps each, all alike."""
+    """The fewest segments of equal length, of at most `most` steps each."""
     segments = -(-steps // most)
     length = -(-steps // segments)
     segments = -(-steps // length)

@@ -98,13 +98,13 @@ class ImplicitStages:
         self._start, self._value, self._rest, self._change, self._excesses = (
             ops.scratch(name, (n,)) for name in ("stage without itself", "value", "rest", "change", "excesses of change")
         )
-        self._tolerated = float(np.finfo(ops.dtype).eps) ** (4.0 / 3.0)  # of squares: what is left is two thirds of all digits
+        self._tolerated = float(np.finfo(ops.dtype).eps) ** (4.0 / 3.0)  # of squares: the result has two thirds of all digits
 
     def solve(self, seen: View, state: View, h: Length, inverse: View) -> None:
         """Record the stages of a step from a state, (batch, n).
 
-        `seen`, (batch, stages, features), has what the right-hand side sees behind the state. The states of the stages are
-        filled, of which the last one is the end of the step; so are `inverse`, (batch, n, n), and how many stages have `failed`
+        `seen`, (batch, stages, features), has the features after the state. The states of the stages are filled, of which the
+        last one is the end of the step; so are `inverse`, (batch, n, n), and how many stages have `failed`
         and how many iterations were `taken`.
         """
         ops, n, later = self.ops, self.n, self.later
@@ -325,7 +325,7 @@ class ImplicitSolution(Solution):
         self._gradients(at, sums, d_values)
 
     def _pullback(self, ops: Recorder, entry: Callable[[View], View]) -> Callable[[View, View], None]:
-        """What records the pullback of the right-hand side in a stage, without gradients; what it needs is recorded now."""
+        """A function that records the pullback of the right-hand side in a stage, without gradients of parameters."""
         kept = Copies(ops, entry)
         unread = lambda name, view: ops.scratch(f"{name}, unread", view.sample_shape, batched=False)  # noqa: E731
         evaluated = self.rhs.at_a_step(kept.array, unread, {})

@@ -1,8 +1,7 @@
 """Ordinary differential equations: a layer whose output is the solution at given times, for a right-hand side that is a layer.
 
-The pullback is the exact one of the steps that were done: it goes back through the same loop. Lengths of steps are constants
-there. The right-hand side is recorded once a stage; its weights' gradients become products over all steps
-(`chains.program.hoist`).
+The pullback is exact for the steps that were done, whose lengths are constants. The right-hand side is recorded once a stage;
+its weights' gradients become products over all steps (`chains.program.hoist`).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
     if not times.ndim:
         raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of times{also}")
     if times.ndim != 1 or len(times) < least:
-        raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, one behind another")
+        raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, shape (n,)")
     if not np.isfinite(times).all():
         raise ValueError(f"`{name}` must be finite, but time {int(np.argmin(np.isfinite(times)))} is not")
     if (falls := np.diff(times) <= 0).any():
@@ -63,7 +62,7 @@ def forcing_of(given: Any) -> tuple[tuple[float, ...], tuple[Row, ...]]:
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2 or len(values) != len(times) or not values.shape[1]:
-        raise ValueError(f"`forcing[1]` has shape {np.shape(given[1])}, but there are {len(times)} times: wanted (m, features)")
+        raise ValueError(f"`forcing[1]` has shape {np.shape(given[1])}, but there are {len(times)} times: use (m, features)")
     if not np.isfinite(values).all():
         raise ValueError("`forcing[1]` must be finite")
     return tuple(times.tolist()), tuple(map(tuple, values.tolist()))
@@ -80,7 +79,7 @@ def tolerance(name: str, given: Any) -> float | Row:
     return tuple(map(float, values)) if several else float(values[0])
 
 
-MAX_STEPS = 256  # attempts of step control, unless said
+MAX_STEPS = 256  # attempts of step control, by default
 MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
 
 
@@ -93,11 +92,11 @@ class ODE(Layer):
     Parameters
     ----------
     rhs : Layer
-        A layer or chain from (n + given + time + forcing,) to (n,). Its input is the state, behind that the `given` features,
-        the time, and the forcing, as far as there are any. `Equations` makes one of formulas and a network.
+        A layer or chain from (n + given + time + forcing,) to (n,). Its input is the state, then the `given` features, the
+        time, and the forcing, as far as there are any. `Equations` makes one of formulas and a network.
     times : sequence of float, or int
-        Two or more, ascending. A whole number k: each sample brings k times of its own, which are its last features. They
-        ascend too; equal ones give equal states, and times that fall give NaN in place of states.
+        Two or more, ascending. A whole number k: each sample has k times, its last features. They ascend too; equal ones
+        give equal states, and times that fall give NaN as states.
     method : str
         "euler" (order 1), "midpoint" (2), "rk4" (4), "tsit5" (5), or "leapfrog" (2, symplectic): the state is positions, then
         velocities, and the change of each half depends on the other half alone. For stiff equations of at most 32 numbers
@@ -106,28 +105,29 @@ class ODE(Layer):
     steps : int
         How many equal steps there are from each of the times to the next one.
     rtol : float, optional
-        Step control, with "tsit5" or an implicit method, in place of equal steps: the estimated error of a step stays below
-        ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has steps of its own, which end at the times.
+        Step control, with "tsit5" or an implicit method, instead of equal steps: the estimated error of a step stays below
+        ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has its own steps, which end at the times.
     atol : float, or sequence of n floats, optional
         By default a thousandth of `rtol`.
     max_steps : int, optional
-        With step control: how many steps are tried at most on the whole way, 256 unless said. What is not needed is left out.
-        Where that is too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError, as `ode_steps`
-        tells it; everything else, such as `loss` and `vjp`, gives NaN for states that are not reached, and for gradients.
+        With step control: how many steps are tried at most in all, by default 256. Steps that are not needed are left out.
+        Where that is too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError with the
+        reason that `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for states not reached, and for
+        gradients.
     given : int
-        So many of a sample's features, behind the initial state, are no state but stay as they are: a dose, a temperature.
+        The number of features of a sample, after the initial state, that are constants, not state: a dose, a temperature.
     time : bool
         Whether `rhs` takes the time.
     forcing : pair of arrays, shapes (m,) and (m, features), optional
         Ascending times, and what acts on the system at these. Between them it is interpolated linearly, and constant outside.
     checkpoint_every : int, optional
-        Keep the state of every so many steps alone for the pullback, which repeats the steps between: less memory, and one
-        more forward pass. Unless said everything is kept; with step control, whose pullback repeats the accepted steps anyway,
-        8. Where the steps do not divide evenly, there are fewer between checkpoints.
+        Keep only the state of every k-th step for the pullback, which repeats the steps between: less memory, and one more
+        forward pass. By default everything is kept; with step control, whose pullback repeats the accepted steps anyway, 8.
+        Where the steps do not divide evenly, there are fewer between checkpoints.
     adjoint : bool
         Whether the gradient is that of the continuous adjoint equations, solved back in time by the same method and steps, from
-        the state at each of the times. No step is kept for it, but it is not exact: it is near the gradient of the solution,
-        by the order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
+        the state at each of the times. No step is kept for it. It is not exact, but approximates the gradient of the solution
+        to the order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
 
     Raises
     ------
@@ -140,10 +140,10 @@ class ODE(Layer):
 
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993; Kværnø, "Singly diagonally implicit
     Runge-Kutta methods with an explicit first stage", 2004; Chen et al. 2018 for layers of this kind, Rackauckas et al. 2020
-    (arXiv 2001.04385) for networks beside known terms.
+    (arXiv 2001.04385) for networks together with known terms.
     """
 
-    advice: ClassVar[str] = "`ode_steps(net, p, x)` tells what became of each solution"
+    advice: ClassVar[str] = "`ode_steps(net, p, x)` gives the status of each solution"
 
     def __init__(
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
@@ -248,8 +248,8 @@ class ODE(Layer):
             part.timed = False  # lengths are those of the times here
         grid = self._grid
         keep_each_step(d.children[-1], grid.cut.length, stages)
-        d.saved("x", (grid.cut.length, stages, n + self.given + self._known))  # what the right-hand side sees
-        d.saved("k", (grid.cut.length, stages, n))  # what it gives
+        d.saved("x", (grid.cut.length, stages, n + self.given + self._known))  # the input of the right-hand side
+        d.saved("k", (grid.cut.length, stages, n))  # its output
         if self.implicit:
             d.saved("inverse", (grid.cut.length, n, n))  # of the matrix of Newton's method
         if grid.repeats:
@@ -272,7 +272,7 @@ class ODE(Layer):
     def _solve(
         self, ops: Recorder, x: View, y: View, s: Any, mask: View | None = None, states: View | None = None
     ) -> None:  # fmt: skip
-        """Record the solution; also the states before all steps and behind the last one, (steps + 1, n), if wanted."""
+        """Record the solution; with `states`, also those before all steps and after the last one, (steps + 1, n)."""
         times = self._times(ops, x, mask) if self._own_times else None
         solution = self._solution(ops, x, y, s, times, mask)
         if self.rtol is not None and solution.clock is not None:
@@ -304,7 +304,7 @@ class ODE(Layer):
 
     @contextmanager
     def _mask(self, ops: Recorder) -> Iterator[View | None]:
-        """A context without lengths, which are not those of a right-hand side: 1 at the times that a sample has, 0 behind."""
+        """A context without lengths, which are not those of a right-hand side: 1 at the times that a sample has, 0 after."""
         lengths, ops.output_lengths = ops.output_lengths, None
         try:
             yield mask_of(ops, lengths, self._grid.intervals + 1)
@@ -326,7 +326,7 @@ class ODE(Layer):
         return kind(ops, self._tableau, self._grid, node, inputs, s, clock, lengths)
 
     def _times(self, ops: Recorder, x: View, mask: View | None) -> View:
-        """Each sample's own times, (batch, times). Behind a sample's length its last one stands for all."""
+        """Each sample's own times, (batch, times). After a sample's length its last one is repeated."""
         count = self._own_times
         times = x.slice(-1, x.sample_shape[0] - count, x.sample_shape[0])
         return times if mask is None else _until(ops, times, mask)
@@ -341,7 +341,7 @@ class ODE(Layer):
         return sound
 
     def _clock(self, ops: Recorder, times: View | None, mask: View | None) -> View:
-        """The times since the first one, by which step control goes: far from time 0, sums of lengths would lose digits."""
+        """The times since the first one, in which step control counts: far from time 0, sums of lengths would lose digits."""
         if times is None:
             shared = ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
             return shared if mask is None else _until(ops, shared, mask)
@@ -370,7 +370,7 @@ class ODE(Layer):
 
 
 def _until(ops: Recorder, times: View, mask: View) -> View:
-    """Record the times of each sample, (batch, times), with its last one in place of those behind its length."""
+    """Record the times of each sample, (batch, times), with its last one repeated after its length."""
     kept, last, has = ops.scratch("own times", mask.sample_shape[:1]), ops.scratch("last own time", (1,)), mask.index(2, 0)
     ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))
     ops.max(last, kept)
@@ -379,7 +379,7 @@ def _until(ops: Recorder, times: View, mask: View) -> View:
 
 
 def _within(mask: Any, y: Any) -> Any:
-    """Zero behind a sample's length, where states may be NaN."""
+    """Zero after a sample's length, where states may be NaN."""
     return where(mask > 0.0, y, 0.0)
 
 
@@ -393,7 +393,7 @@ def trace_of(ode: ODE) -> Layer:
 class _Trace(ODE):
     """An `ODE` whose output has a row for each step: time before it, its length, the length that was tried, state before it.
 
-    One more row has the time and the state behind the last step. With step control, times are counted from the first one.
+    One more row has the time and the state after the last step. With step control, times are counted from the first one.
     """
 
     @property

@@ -84,7 +84,7 @@ _LEAPFROG = Tableau(
 
 
 def _kvaerno(order: int, gamma: float, *rows: Row) -> Tableau:
-    """The method whose implicit stages have these numbers beside the diagonal."""
+    """The method whose implicit stages have these numbers off the diagonal."""
     (*_, before), last = [(*row, gamma) for row in rows[:-1]], rows[-1]
     error = (*(a - b for a, b in zip(last, before, strict=True)), gamma)
     c = (0.0, *(sum(row) + gamma for row in rows))
@@ -123,7 +123,7 @@ METHODS = {
 }
 
 
-Length = View | float  # of a step: a number where all are alike
+Length = View | float  # of a step: a number where all are equal
 
 
 def move(ops: Recorder, tableau: Tableau, out: View, y: View, h: Length, rows: Sequence[Row], slopes: Sequence[View]) -> None:
@@ -144,7 +144,7 @@ def pull_slope(ops: Recorder, tableau: Tableau, out: View, d: View, h: Length, i
 
 
 def _halves(tableau: Tableau, view: View) -> list[View]:
-    """The parts of a state that have numbers of their own in the method."""
+    """The parts of a state that have separate numbers in the method."""
     halves = len(tableau.halves)
     size = view.sample_shape[-1] // halves
     return [view.slice(-1, k * size, (k + 1) * size) for k in range(halves)]

@@ -23,7 +23,7 @@ Forcing = tuple[tuple[float, ...], tuple[Row, ...]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is seen behind the first n numbers, the state.
+    """The features that the right-hand side sees after the first n numbers, the state.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Inputs:
         return self.ops.constant("time and forcing", np.stack(features, -1))
 
     def record(self, seen: View, t: View | None = None, h: Length = 0.0, c: float = 0.0) -> None:
-        """Record what is given; with a `t`, also time and forcing at t + c * h."""
+        """Record the given features; with a `t`, also time and forcing at t + c * h."""
         ops, behind = self.ops, self.n + self.given
         if self.given:
             ops.copy(seen.slice(-1, self.n, behind), self.x.slice(-1, self.n, behind))
@@ -102,7 +102,7 @@ class Inputs:
 
 
 class Copies:
-    """What the right-hand side saves in one evaluation; `entry` gives the part of a saved array.
+    """The arrays that the right-hand side saves in one evaluation; `entry` gives the part of a saved array.
 
     Arrays of more than one axis are copied: layers take them for matrices of (samples x rows), whose rows must not have gaps.
     """
@@ -132,7 +132,7 @@ class Copies:
 
 
 class Kept(Copies):
-    """What the right-hand side saves for one stage of each step."""
+    """The arrays that the right-hand side saves for one stage of each step."""
 
     def __init__(self, ops: Recorder, at: Steps, stage: int) -> None:
         super().__init__(ops, lambda view: at.now(view, 1).index(1, stage))
@@ -154,7 +154,7 @@ def check_deterministic(declaration: Declaration) -> None:
     """Raise ValueError for a right-hand side with dropout."""
     if isinstance(declaration.layer, Dropout) and declaration.layer.rate > 0.0:
         raise ValueError(
-            f"`rhs` has {declaration.layer!r}, which would drop the same numbers at every step: put it before or behind the ODE"
+            f"`rhs` has {declaration.layer!r}, which would drop the same numbers at every step: put it before or after the ODE"
         )
     for child in declaration.children:
         check_deterministic(child)
@@ -166,7 +166,7 @@ class GradientSums:
     def __init__(self, ops: Recorder, grid: Grid, rhs: Node) -> None:
         self._ops, self._grid = ops, grid
         shapes = (shape for each in rhs.declaration.all for shape in each.saved_shapes.values())
-        self._of_rows = any(len(shape) > 3 for shape in shapes)  # products of rows have no form for all steps at once
+        self._of_rows = any(len(shape) > 3 for shape in shapes)  # products of rows cannot be done for all steps together
         self._found: list[tuple[View, View, float | None]] = []  # a parameter's gradient, one of each step, their weight
 
     def of_step(self, at: Around, step: Steps, name: str, view: View, weight: float | None = None) -> View:

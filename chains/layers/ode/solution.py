@@ -1,7 +1,7 @@
-"""The way through the steps of a differential equation, being recorded: forwards, and backwards for the pullback.
+"""The steps of a differential equation, being recorded: forwards, and backwards for the pullback.
 
-With several segments, the way forwards keeps the state at the beginning of each, and the way backwards repeats the steps of a
-segment from there. With step control the search for the steps is the way forwards.
+With several segments, the forward pass keeps the state at the beginning of each, and the pullback repeats the steps of a
+segment from there. With step control, the search for the steps is the forward pass.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Solution:
     ops, tableau, grid, rhs, inputs
         The recorder, the method, the steps, the right-hand side, and what it sees.
     s : namespace of View
-        What is kept: `x` and `k`, (batch, steps of a segment, stages, features), what the right-hand side sees and gives;
+        The arrays kept: `x` and `k`, (batch, steps of a segment, stages, features), input and output of the right-hand side;
         `checkpoints`, (batch, segments, n), where there are several; `begins`, `lengths` and, with step control, `ends`,
-        (batch, steps, 1), where samples have steps of their own.
+        (batch, steps, 1), where samples have different steps.
     clock : View, optional
         With step control, the times since the first one.
     lengths : View, optional
-        How long the steps of each sample are, (batch, steps, 1), where they are not alike.
+        How long the steps of each sample are, (batch, steps, 1), where they differ.
     """
 
     ops: Recorder
@@ -58,10 +58,7 @@ class Solution:
     # Forwards
 
     def forward(self, start: View, y: View, states: View | None = None) -> None:
-        """Record the states at the times, and what is kept; also `states`, (batch, steps + 1, n), if wanted.
-
-        The latter is for grids of one segment.
-        """
+        """Record the states at the times and the arrays kept; for grids of one segment also `states`, (batch, steps + 1, n)."""
         ops, grid, intervals = self.ops, self.grid, self.grid.intervals
         state = ops.scratch("state", (self.n,))
         ops.copy(state, start)
@@ -110,7 +107,7 @@ class Solution:
             move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
 
     def _behind(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
-        """Record what the right-hand side sees behind the state, at the time c * h behind the begin of a step."""
+        """Record the features that the right-hand side sees after the state, at the time c * h after a step begins."""
         if known is not None:
             self.inputs.record(seen)
             self.ops.copy(seen.slice(-1, self.n + self.inputs.given, self.inputs.width), known)
@@ -143,7 +140,7 @@ class Solution:
         sums.add_up()
 
     def _begin_back(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
-        """Record the cotangents that the way back begins with: of the state, and of what stands behind it in a sample."""
+        """Record the cotangents that the pullback begins with: of the state, and of the features after it in a sample."""
         for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
             if failed is None and given is None:
                 self.ops.fill(view, 0.0)
@@ -152,7 +149,7 @@ class Solution:
                 self.ops.map(view, lambda *terms: sum(terms), *terms)
 
     def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
-        """Record the way back through the steps of a segment."""
+        """Record the pullback of the steps of a segment."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         stages = range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]
@@ -210,7 +207,7 @@ class Solution:
 
     @contextmanager
     def _segments(self, *, backwards: bool = False, failed: View | None = None) -> Iterator[Around]:
-        """A context: what is recorded inside is done for each segment. It gives the loop around, if there is one.
+        """A context: operations recorded inside are done for each segment. It gives the loop around, if there is one.
 
         With step control, segments without a step are left out, but the first one is done for solutions that have failed.
         """
@@ -234,7 +231,7 @@ class Solution:
         return step.now(part(view, at, axis), axis)
 
     def _length(self, at: Around, step: Steps) -> Length:
-        """The length of a step: a number where all are alike."""
+        """The length of a step: a number where all are equal."""
         if self.lengths is not None:
             return self._now(self.lengths, at, step)
         assert isinstance(self.grid.times, tuple)

@@ -1,8 +1,8 @@
-"""Step control: the lengths of steps that keep the estimated error of each within tolerances, for each sample by itself.
+"""Step control: the lengths of steps that keep the estimated error of each within tolerances, for each sample separately.
 
 The search is a loop of a fixed number of attempts. An attempt that is refused, or that comes after the last time, leaves the
-sample where it is, as a step of length 0 does. So the steps that are noted can be gone through again by a plain loop, and
-attempts behind the last one that a sample needs can be left out.
+sample where it is, as a step of length 0 does. So a plain loop can repeat the recorded steps, and attempts after the last one
+that a sample needs can be left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAFETY, MIN_FACTOR, MAX_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step
 
 @dataclass(frozen=True)
 class Attempts:
-    """What is noted of each attempt, views (batch, attempts, 1): the time before, the length tried, the length, the time after.
+    """The record of each attempt, views (batch, attempts, 1): the time before, the length tried, the length, the time after.
 
     The length is 0 where the step was refused, and after the last time. `checkpoints`, (batch, segments, n), are the states
     before the first attempt of each segment.
@@ -42,7 +42,7 @@ class Attempts:
     checkpoints: View
 
     def __iter__(self) -> Iterator[View]:
-        """What is noted of each attempt, in order."""
+        """The views of all attempts, in order."""
         return iter((self.begins, self.tried, self.lengths, self.ends))
 
 
@@ -57,7 +57,7 @@ class StepControl:
     rtol, atol : float, or float or tuple of float
         The tolerated error of a number y of the state is ``atol + rtol * abs(y)``. The mean square over the state counts.
     times : View, shape (times,) or (batch, times)
-        Those at which states are wanted, counted from the first one. Steps end there.
+        The times of the output, counted from the first one. Steps end there.
     inputs : Inputs
         What the right-hand side sees, for times from the first one on.
 
@@ -75,7 +75,7 @@ class StepControl:
     def record(self, y: View, grid: Grid, attempts: Attempts, states: View | None = None) -> None:
         """Record how the states at the times, NaN where they are not reached, and `attempts` are filled.
 
-        Also the states before and behind all attempts, (batch, attempts + 1, n), if wanted. Otherwise attempts that no sample
+        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Otherwise attempts that no sample
         needs may be left out.
         """
         ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
@@ -116,8 +116,8 @@ class StepControl:
                 ops.copy(tries, tried)
                 ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
                 ops.copy(t, end)
-                for view, behind in ((state, new), (slopes[0], slopes[-1])):
-                    ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, behind, view)
+                for view, after in ((state, new), (slopes[0], slopes[-1])):
+                    ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
                 self._keep(found, t, state, taken)
                 ops.map(left, _left, last, t)
         ops.copy(y, found)
@@ -125,7 +125,7 @@ class StepControl:
             ops.copy(states.index(1, grid.total), state)
 
     def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
-        """Record a step. Returns the state behind it, and the mean square of the estimated error over the tolerated one."""
+        """Record a step. Returns the state after it, and the mean square of the estimated error over the tolerated one."""
         new = seen.slice(-1, 0, self.inputs.n)
         for i, k in enumerate(slopes[1:], 1):
             c, rows = self._stage(i)
@@ -146,7 +146,7 @@ class StepControl:
         return len(self.tableau.error)
 
     def _stage(self, i: int) -> tuple[float, list[Row]]:
-        """The time of a stage, and its weights for each half of the state; behind the last one the end of the step."""
+        """The time of a stage, and its weights for each half of the state; after the last one the end of the step."""
         if i < self.tableau.stages:
             return self.tableau.c[i], [a[i] for a, _ in self.tableau.halves]
         return 1.0, [b for _, b in self.tableau.halves]
@@ -223,7 +223,7 @@ class StepControl:
 
 
 def _left(last: Any, t: Any) -> Any:
-    """1 before the last time, 0 behind it."""
+    """1 before the last time, 0 after it."""
     return where(last > t, 1.0, 0.0)
 
 
