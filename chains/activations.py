@@ -37,13 +37,9 @@ class Activation:
     """
 
     def __init__(
-        self,
-        name: str,
-        function: Callable[[Any], Any],
-        derivative: Callable[..., Any],
-        recipe: tuple[Callable[..., Activation], tuple[Any, ...]] | None = None,
-        note: str = "",
-    ) -> None:
+        self, name: str, function: Callable[[Any], Any], derivative: Callable[..., Any],
+        recipe: tuple[Callable[..., Activation], tuple[Any, ...]] | None = None, note: str = "",
+    ) -> None:  # fmt: skip
         needs = tuple(inspect.signature(derivative).parameters)
         if not set(needs) <= {"x", "y"}:
             raise ValueError(f"the arguments of `derivative` of {name} (={needs}) must be among x (input) and y (output)")

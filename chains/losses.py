@@ -129,12 +129,9 @@ class ElementwiseLoss(Loss):
 
 
 def loss(
-    name: str,
-    function: Callable[[Any, Any], Any],
-    *,
-    derivative: Callable[[Any, Any], Any] | None = None,
+    name: str, function: Callable[[Any, Any], Any], *, derivative: Callable[[Any, Any], Any] | None = None,
     average: bool = False,
-) -> Loss:
+) -> Loss:  # fmt: skip
     """Make a custom loss: a function of one output and its target, summed over a sample's outputs and averaged over the batch.
 
     Parameters

@@ -16,7 +16,23 @@ Schedule = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class exponential(Tunable):
+class _Decay(Tunable):
+    """The settings of schedules that fall by a factor."""
+
+    settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
+
+    rate: float
+    decay: float
+    every: float
+
+    def __post_init__(self) -> None:
+        check_number("rate", self.rate, "in [0, inf)")
+        check_number("decay", self.decay, "in (0, inf)")
+        check_number("every", self.every, "in (0, inf)")
+
+
+@dataclass(frozen=True)
+class exponential(_Decay):
     """``rate * decay ** (step / every)``: the rate falls by a factor over each `every` updates.
 
     Parameters
@@ -29,23 +45,14 @@ class exponential(Tunable):
         Updates.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
-
-    rate: float
-    decay: float
     every: float = 1
-
-    def __post_init__(self) -> None:
-        check_number("rate", self.rate, "in [0, inf)")
-        check_number("decay", self.decay, "in (0, inf)")
-        check_number("every", self.every, "in (0, inf)")
 
     def __call__(self, step: Any) -> Any:
         return self.rate * self.decay ** (step / self.every)
 
 
 @dataclass(frozen=True)
-class stepwise(Tunable):
+class stepwise(_Decay):
     """``rate * decay ** floor(step / every)``: constant for `every` updates, then lower by a factor.
 
     Parameters
@@ -53,17 +60,6 @@ class stepwise(Tunable):
     rate, decay, every
         As of `exponential`.
     """
-
-    settings: ClassVar[tuple[str, ...]] = ("rate", "decay", "every")
-
-    rate: float
-    decay: float
-    every: float
-
-    def __post_init__(self) -> None:
-        check_number("rate", self.rate, "in [0, inf)")
-        check_number("decay", self.decay, "in (0, inf)")
-        check_number("every", self.every, "in (0, inf)")
 
     def __call__(self, step: Any) -> Any:
         return self.rate * self.decay ** floor(step / self.every)

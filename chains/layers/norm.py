@@ -206,10 +206,8 @@ class GroupNorm(Normalization):
         How many parts of equal size; a divisor of the channels.
     channels : int
         The first length of samples (channels,) or (channels, length, ...), and the length of weight and bias.
-    eps : float
-        Added to the variance; positive.
-    affine : bool
-        Whether there are a weight and a bias.
+    eps, affine
+        As of `LayerNorm`.
 
     Raises
     ------
@@ -272,10 +270,8 @@ class BatchNorm(Layer):
         The first length of samples (channels,) or (channels, length, ...).
     momentum : float
         The weight of a batch in the running statistics, from 0 to 1.
-    eps : float
-        Added to the variance; positive.
-    affine : bool
-        Whether there are a weight and a bias, of shape (channels,).
+    eps, affine
+        As of `LayerNorm`. Weight and bias have the shape (channels,).
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from chains.activations import Activation, resolve, sigmoid, tanh
@@ -269,30 +270,17 @@ def slice_of(start: int, stop: int) -> Any:
     return lambda view: view.slice(1, start, stop)
 
 
+def _of_cell(name: str) -> Any:
+    """A setting of a layer that is one of its cell."""
+    return property(attrgetter(f"cell.{name}"))
+
+
 class _Named(Recurrent):
     """A recurrence with its own name as a layer, which has the settings of its cell."""
 
-    cell: GatedCell
-
-    @property
-    def inputs(self) -> int:
-        return self.cell.inputs
-
-    @property
-    def units(self) -> int:
-        return self.cell.units
-
-    @property
-    def weight_init(self) -> InitializerLike:
-        return self.cell.weight_init
-
-    @property
-    def recurrent_init(self) -> InitializerLike:
-        return self.cell.recurrent_init
-
-    @property
-    def bias_init(self) -> InitializerLike:
-        return self.cell.bias_init
+    cell: Any
+    inputs, units = _of_cell("inputs"), _of_cell("units")
+    weight_init, recurrent_init, bias_init = _of_cell("weight_init"), _of_cell("recurrent_init"), _of_cell("bias_init")
 
 
 class RNN(_Named):
@@ -308,7 +296,7 @@ class RNN(_Named):
         As of `RNNCell`.
     """
 
-    cell: RNNCell
+    activation = _of_cell("activation")
 
     def __init__(
         self, inputs: int, units: int, activation: Activation | str = tanh, *, return_sequences: bool = False,
@@ -323,10 +311,6 @@ class RNN(_Named):
             cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
-
-    @property
-    def activation(self) -> Activation:
-        return self.cell.activation
 
 
 class LSTM(_Named):
@@ -367,7 +351,7 @@ class GRU(_Named):
         As of `GRUCell`.
     """
 
-    cell: GRUCell
+    reset_after = _of_cell("reset_after")
 
     def __init__(
         self, inputs: int, units: int, *, reset_after: bool = True, return_sequences: bool = False,
@@ -382,7 +366,3 @@ class GRU(_Named):
             cell, return_sequences=return_sequences, bidirectional=bidirectional, initial_state=initial_state,
             checkpoint_every=checkpoint_every,
         )  # fmt: skip
-
-    @property
-    def reset_after(self) -> bool:
-        return self.cell.reset_after

@@ -354,17 +354,9 @@ class ODE(Layer):
         if isinstance(self.times, tuple):
             numbers = [f"{t:g}" for t in self.times]
             times = f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
-        pairs: list[tuple[str, Any]] = [
-            ("given", self.given),
-            ("time", self.time),
-            ("checkpoint_every", self.checkpoint_every),
-            ("adjoint", self.adjoint),
-        ]
-        if self.rtol is None:
-            pairs.insert(0, ("steps", self.steps))
-        else:
-            pairs[:0] = [("rtol", self.rtol), ("atol", self.atol), ("max_steps", self.max_steps)]
-        more = "".join(f", {name}={value}" for name, value in pairs if value)
+        names = ["steps"] if self.rtol is None else ["rtol", "atol", "max_steps"]
+        names += ["given", "time", "checkpoint_every", "adjoint"]
+        more = "".join(f", {name}={value}" for name in names if (value := getattr(self, name)))
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
 
