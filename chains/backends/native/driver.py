@@ -321,26 +321,22 @@ def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPl
             begin, end = share(f, stop - start, lanes, part, parts)
         length = f.binary("sub", end, begin)
         whole = f.add(begin, f.binary("and", length, integer(-lanes)))
-
-        def add(
-            mask: Value | None,
-            i: Value,
-            _: object = None,
-            type: Type = type,
-            target: Value = target,
-            source: Value = source,
-            kind: str = kind,
-        ) -> None:
-            to, of = (f.address(p, i, Type(type.name)) for p in (target, source))
-            a, b = f.load(type, to, mask), f.load(type, of, mask)
-            f.store(maximum(f, a, b) if kind == "max" else f.binary("fadd", a, b), to, mask)
-
+        add = partial(_add_vector, f, kind, type, target, source)
         f.loop(begin, whole, lanes, partial(add, None))
         if (stop - start) % lanes:
             rest = f.binary("sub", end, whole)
             f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
     f.line("ret void")
     module.add(f)
+
+
+def _add_vector(
+    f: Function, kind: str, type: Type, target: Value, source: Value, mask: Value | None, i: Value, _: object = None
+) -> None:
+    """Add elements i, i + 1, ... of `source` to those of `target`, or keep the larger ones (kind "max")."""
+    to, of = (f.address(p, i, Type(type.name)) for p in (target, source))
+    a, b = f.load(type, to, mask), f.load(type, of, mask)
+    f.store(maximum(f, a, b) if kind == "max" else f.binary("fadd", a, b), to, mask)
 
 
 def _write_reduce(module: Module, k: int) -> None:
