@@ -56,40 +56,24 @@ def _x86(name: str, system: str, triple: str, level: int, stack: int = 64 * KIB)
     return Target(name, f"{system}x86-64", triple, Processor(kind, width, registers, f"x86-64-v{level}", ""), stack)
 
 
-_SCALAR = 8  # registers of four numbers that processors without vectors have, as it were
+_SCALAR = 8  # registers of four numbers, for code for processors without vectors
 LINUX, WINDOWS = "x86_64-unknown-linux-gnu", "x86_64-pc-windows-msvc"
-TARGETS = {
-    target.name: target
-    for target in (
-        *(_x86(f"x86-64-v{level}", "", LINUX, level) for level in (2, 3, 4)),
-        Target("aarch64", "aarch64", "aarch64-unknown-linux-gnu", Processor("neon", 16, 32, "generic", "+neon")),
-        Target(
-            "riscv64",
-            "riscv64",
-            "riscv64-unknown-linux-gnu",
-            Processor("riscv64", 16, _SCALAR, "generic-rv64", "+m,+a,+f,+d,+c"),
-            abi="lp64d",
-        ),
-        Target(
-            "wasm32",
-            "wasm32",
-            "wasm32-unknown-unknown",
-            Processor("wasm", 16, 16, "generic", "+simd128"),
-            stack=16 * KIB,
-            bits=32,
-            reloc="static",
-        ),
-        Target("macos-arm64", "macos-arm64", "arm64-apple-macosx11.0.0", Processor("neon", 16, 32, "apple-m1", "")),
-        # A function that takes a page of the stack there calls one of the compiler's runtime.
-        *(_x86(f"windows-x86-64-v{level}", "windows-", WINDOWS, level, stack=3 * KIB) for level in (2, 3, 4)),
-        *(
-            Target(
-                name, name, "thumbv7em-none-eabihf", Processor(name, 16, _SCALAR, name, ""), stack=KIB, bits=32, reloc="static"
-            )
-            for name in ("cortex-m4", "cortex-m7")
-        ),
-    )
-}
+_NEON = Processor("neon", 16, 32, "generic", "+neon")
+_RISCV = Processor("riscv64", 16, _SCALAR, "generic-rv64", "+m,+a,+f,+d,+c")
+_WASM = Processor("wasm", 16, 16, "generic", "+simd128")
+_ALL = [
+    *(_x86(f"x86-64-v{level}", "", LINUX, level) for level in (2, 3, 4)),
+    Target("aarch64", "aarch64", "aarch64-unknown-linux-gnu", _NEON),
+    Target("riscv64", "riscv64", "riscv64-unknown-linux-gnu", _RISCV, abi="lp64d"),
+    Target("wasm32", "wasm32", "wasm32-unknown-unknown", _WASM, stack=16 * KIB, bits=32, reloc="static"),
+    Target("macos-arm64", "macos-arm64", "arm64-apple-macosx11.0.0", Processor("neon", 16, 32, "apple-m1", "")),
+    # A function that takes a page of the stack there calls a function of the compiler's runtime.
+    *(_x86(f"windows-x86-64-v{level}", "windows-", WINDOWS, level, stack=3 * KIB) for level in (2, 3, 4)),
+]
+for _name in ("cortex-m4", "cortex-m7"):
+    _cortex = Processor(_name, 16, _SCALAR, _name, "")
+    _ALL.append(Target(_name, _name, "thumbv7em-none-eabihf", _cortex, stack=KIB, bits=32, reloc="static"))
+TARGETS = {target.name: target for target in _ALL}
 
 
 def targets_of(names: str | Sequence[str]) -> list[Target]:

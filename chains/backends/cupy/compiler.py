@@ -15,7 +15,7 @@ from chains.backends.base import UnsupportedOperationError, cannot_run
 from chains.backends.cupy.device.interface import Convolutions
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare, suits
 from chains.backends.cupy.kernels.convolutions import AnyConvolution, Lowering, is_product
-from chains.backends.cupy.kernels.images import convolve, convolve_input, convolve_weight
+from chains.backends.cupy.kernels.images import convolve, convolve_weight
 from chains.backends.cupy.kernels.indexed import gather, random, scatter_add
 from chains.backends.cupy.kernels.library_convolutions import lowered, with_operands
 from chains.backends.cupy.kernels.pools import PoolInputRun, PoolRun, pool, pool_input, pool_input_run, pool_run, with_pool_runs
@@ -241,11 +241,9 @@ class Compiled:
         """The convolution by kernels of this backend and cuBLAS."""
         if is_product(operation):
             return Lowering(self.source, operation, temporary, self._begins).commands()
-        if isinstance(operation, Convolve):
-            return convolve(self.source, operation)
-        if isinstance(operation, ConvolveInput):
-            return convolve_input(self.source, operation)
-        return convolve_weight(self.source, operation, temporary)
+        if isinstance(operation, ConvolveWeight):
+            return convolve_weight(self.source, operation, temporary)
+        return convolve(self.source, operation)
 
 
 def _all_reduce(compiled: Compiled, operation: AllReduce) -> list[Command]:

@@ -108,38 +108,28 @@ def _position(window: Window, y: View, axis: int, name: str, place: str, entry: 
     ]
 
 
-def convolve(source: Source, operation: Convolve) -> list[Command]:
-    (y,), (x, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), ctype(y.dtype)
+def convolve(source: Source, operation: Convolve | ConvolveInput) -> list[Command]:
+    """The convolution, or its gradient with respect to the images: a thread adds up one element of the result."""
+    (out,), (a, w) = operation.outs, operation.ins
+    pointers, kind, forward = Pointers(), ctype(out.dtype), isinstance(operation, Convolve)
     inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
+    if forward:
+        terms, channel, position, of_weight = inputs, f"c / {outputs} * {inputs} + k", ("ih", "iw"), ("c", "k")
+    else:
+        channel = f"c / {inputs} * {outputs} + k"
+        terms, position, of_weight = outputs, ("oh", "ow"), (channel, f"c % {inputs}")
     each = [
-        f"for (int k = 0; k < {inputs}; ++k)",
-        f"    total += {number(pointers, x, 'n', f'c / {outputs} * {inputs} + k', 'ih', 'iw')}",
-        f"        * {number(pointers, w, 'c', 'k', 'kh', 'kw')};",
+        f"for (int k = 0; k < {terms}; ++k)",
+        f"    total += {number(pointers, a, 'n', channel, *position)}",
+        f"        * {number(pointers, w, *of_weight, 'kh', 'kw')};",
     ]
+    window = operation.window
     body = [
         f"{kind} total = {literal(0.0, kind)};",
-        *entries(operation.window, x, y, each),
-        stored(pointers, y, "total", "n", "c", "h", "w"),
+        *(entries(window, a, out, each) if forward else covering(window, a, each)),
+        stored(pointers, out, "total", "n", "c", "h", "w"),
     ]
-    return one_each(source, pointers, y, body, operation.name, operation.label)
-
-
-def convolve_input(source: Source, operation: ConvolveInput) -> list[Command]:
-    (dx,), (dy, w) = operation.outs, operation.ins
-    pointers, kind = Pointers(), ctype(dx.dtype)
-    inputs, outputs = w.shape[1], _times(w.shape[0]) // operation.groups
-    each = [
-        f"for (int k = 0; k < {outputs}; ++k)",
-        f"    total += {number(pointers, dy, 'n', f'c / {inputs} * {outputs} + k', 'oh', 'ow')}",
-        f"        * {number(pointers, w, f'c / {inputs} * {outputs} + k', f'c % {inputs}', 'kh', 'kw')};",
-    ]
-    body = [
-        f"{kind} total = {literal(0.0, kind)};",
-        *covering(operation.window, dy, each),
-        stored(pointers, dx, "total", "n", "c", "h", "w"),
-    ]
-    return one_each(source, pointers, dx, body, operation.name, operation.label)
+    return one_each(source, pointers, out, body, operation.name, operation.label)
 
 
 def convolve_weight(source: Source, operation: ConvolveWeight, temporary: Temporary) -> list[Command]:
