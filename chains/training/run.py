@@ -125,15 +125,16 @@ class Run:
             writer.begin()
         while True:
             epochs = 1 if epoch_by_epoch else self._epochs - history.epochs
-            epochs = min(epochs, UNLIMITED_STEPS, *(getattr(callback, "epochs_at_once", 1) for callback in self._callbacks))
-            limits = epochs, 1 if after_steps else UNLIMITED_STEPS, steps.chunk
+            for callback in self._callbacks:
+                epochs = min(epochs, getattr(callback, "epochs_at_once", 1))
+            most, chunk = 1 if after_steps else UNLIMITED_STEPS, steps.chunk
             if writer is not None:
-                limits = min(epochs, writer.epochs_left()), min(limits[1], writer.steps_left()), steps.chunk
+                epochs, most = min(epochs, writer.epochs_left()), min(most, writer.steps_left())
             if processes is not None:
-                limits = processes.agree(limits, history, interrupts)
+                epochs, most, chunk = processes.agree((min(epochs, UNLIMITED_STEPS), most, chunk), history, interrupts)
             if history.epochs >= self._epochs or history.stopped:
                 break
-            done = steps.advance(*limits)
+            done = steps.advance(epochs, most, chunk)
             if self._tick is not None:
                 self._tick(done)
             if after_steps:

@@ -95,8 +95,8 @@ class Steps(ABC):
         return math.isfinite(self.loss)
 
     def check(self) -> None:
-        """Raise FloatingPointError where the last loss is not finite."""
-        if not self.sound:
+        """Raise FloatingPointError where the last loss is not finite; members of an ensemble end alone."""
+        if not self.sound and np.ndim(self.loss) == 0:
             raise FloatingPointError(loss_text(self.loss, self.known, self._advice))
 
     def check_parameters(self, p: np.ndarray) -> None:
@@ -160,8 +160,9 @@ class ArraySteps(Steps):
         self._shuffled = batches.shuffle and not self._whole_batch
         self._seeds = [batches.seed] if isinstance(batches.seed, int) else list(batches.seed)
         # A row for each seed, (1 or members, samples). Steps on all samples take them in their own order.
-        self._sorted = np.arange(samples)[None]
-        self._order = self._sorted.repeat(len(self._seeds) if self._shuffled else 1, 0)
+        self._sorted = np.arange(samples)
+        self._order = self._sorted[None].repeat(len(self._seeds) if self._shuffled else 1, 0)
+        self._order_of_seed = list(zip(self._seeds, self._order, strict=False))
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers = memory_of(trained["p"]), self._program.buffers
@@ -233,8 +234,8 @@ class ArraySteps(Steps):
         """Put the samples in the order of the epoch."""
         if not self._shuffled or self._ordered == self.epoch:
             return
-        self._order[...] = self._sorted
-        for row, seed in zip(self._order, self._seeds, strict=True):
+        for seed, row in self._order_of_seed:
+            row[...] = self._sorted
             np.random.default_rng([seed, self.epoch]).shuffle(row)
         if self._comm is not None:
             for part in self._parts:
@@ -273,10 +274,6 @@ class ArraySteps(Steps):
     @property
     def sound(self) -> bool:
         return math.isfinite(self.loss) if self._history is None else len(self._history.ended) < self._history.members
-
-    def check(self) -> None:
-        if self._history is None:  # members end by themselves
-            super().check()
 
     def check_parameters(self, p: np.ndarray) -> None:
         if self._history is None:
