@@ -32,17 +32,17 @@ def forward(network: Network, x: Any, p: Any, lengths: Any, state: Any, mode: st
     if quick is not None and (found := quick(p, x, out)) is not None:
         return found
     training = arguments.check_mode(mode)
-    checks.check_order(network, p, x, "net(x, p)")
     if ensembles.is_ensemble(p):
+        checks.check_order(network, p, x, "net(x, p)")
         return ensembles.call(network, forward, x, p, lengths, state, mode, seed, out)
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, "net(x, p)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     program = runs.forward_pass(network, p, training, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
     shape, to_host = (len(x), *network.output_shape), isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x)
     if to_host:
         arguments.check_out(out, shape, p.dtype, {"x": x})
-    y = runs.Output(shape, None if to_host else out)
+    y = shape, None if to_host else out, "out"
     result = runs.run(network, program, p, data, {"y": y}, state, training, seed)["y"]
     if network.may_fail:
         check_solved(network, p, x, result, lengths=lengths)
@@ -69,13 +69,12 @@ def value_and_grad(
             return found
     training = arguments.check_mode(mode)
     processes = None if comm is None else runs.check_comm(comm)
-    checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
     if ensembles.is_ensemble(p):
+        checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
         gradient = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
         return ensembles.value_and_grad(network, gradient, p, x, t, loss, weights, lengths, state, mode, out, check_finite)
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, "net.value_and_grad(p, x, t, loss)")
     data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
-    data = arguments.to_device_of(p, data)
     shapes, parallel = checks.target_shapes(data), comm is not None
 
     def find() -> Executable:
@@ -86,7 +85,7 @@ def value_and_grad(
     if check_finite:
         check_flags(check_finite=check_finite)
         arguments.check_finite(p.dtype, p=p, **checks.with_counted_targets(network.declaration, data))
-    outs = {"g": runs.Output(p.shape, out), "value": runs.Output(())}
+    outs = {"g": (p.shape, out, "out"), "value": ((), None, "")}
     found = runs.run(network, program, p, data, outs, state, training, seed, processes)
     value, g = found["value"], found["g"]
     if network.may_fail:
@@ -104,12 +103,16 @@ def loss(
     network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, penalty: Penalty | None, state: Any
 ) -> float:
     """The loss, plus the penalty; see `Chain.loss`."""
-    checks.check_order(network, p, x, "net.loss(p, x, t, loss)")
-    p = arguments.check_params(p, network.n_params)
-    data, objective = runs.problem(network, x, t, loss, weights, penalty, lengths)
-    make = partial(record.loss, network, objective, p.dtype, False)
-    program = network.program(p, ("loss", p.dtype), make, objective)
-    return float(runs.run(network, program, p, data, {"value": runs.Output(())}, state)["value"])
+    p = checks.check_params(network, p, x, "net.loss(p, x, t, loss)")
+    data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
+    shapes = checks.target_shapes(data)
+
+    def find() -> Executable:
+        objective = runs.criterion(network, loss, *shapes, penalty)
+        return network.program(p, ("loss", p.dtype), partial(record.loss, network, objective, p.dtype, False), objective)
+
+    program = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
+    return float(runs.run(network, program, p, data, {"value": ((), None, "")}, state)["value"])
 
 
 def vjp(
@@ -124,15 +127,14 @@ def vjp(
     if quick is not None and (found := quick(p, x, dy, given[0], given[1])) is not None:
         return found
     training = arguments.check_mode(mode)
-    checks.check_order(network, p, x, "net.vjp(p, x, dy)")
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, "net.vjp(p, x, dy)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     dy = arguments.check_input(dy, network.output_shape, "dy", "output")
     if len(dy) != len(x):
         raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}")
     program = runs.backward_pass(network, p, training, lengths is not None)
     data = {"x": x, "dy": dy, **checks.lengths_of(lengths, x, network.declaration)}
-    outs = {"g": runs.Output(p.shape, given[0], "out[0]"), "dx": runs.Output(x.shape, given[1], "out[1]")}
+    outs = {"g": (p.shape, given[0], "out[0]"), "dx": (x.shape, given[1], "out[1]")}
     found = runs.run(network, program, p, data, outs, state, training, seed)
     if plain:
         network.shortcuts.add("vjp", mode, program, {"p": p, "x": x, "dy": dy}, ["g", "dx"])

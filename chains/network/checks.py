@@ -11,6 +11,7 @@ import numpy as np
 from chains.layers.base import Declaration
 from chains.losses import Loss
 from chains.network.network import Network
+from chains.support import arguments
 from chains.support.arguments import check_batch, check_input
 from chains.support.arrays import as_array
 from chains.support.checks import check_is
@@ -27,6 +28,15 @@ def check_order(network: Network, p: Any, x: Any, call: str) -> None:
 
     if not holds_parameters(p) and holds_parameters(x) and x.shape[1:] != network.input_shape:
         raise TypeError(f"`x` and `p` are swapped: `{call}`; a network takes `x` first, what is derived by `p` takes `p` first")
+
+
+def check_params(network: Network, p: Any, x: Any, call: str) -> np.ndarray:
+    """`p` as the parameters of a network. Raises TypeError or ValueError where it is none, or swapped with `x`."""
+    try:
+        return arguments.check_params(p, network.n_params)
+    except (TypeError, ValueError):
+        check_order(network, p, x, call)
+        raise
 
 
 def check_loss(loss: Any) -> None:

@@ -192,8 +192,7 @@ def hessian_product(
     quick = network.shortcuts.find(name, None, p, x, loss, penalty) if plain else None
     if quick is not None and (found := quick(p, x, t, v, out)) is not None:
         return found
-    checks.check_order(network, p, x, f"net.{name}(p, x, t, loss, v)")
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, f"net.{name}(p, x, t, loss, v)")
     data, problem = runs.problem(network, x, t, loss, weights, penalty)
     data = {**arguments.to_device_of(p, data), "v": _vector(network, v, p)}
     record_product = record_derivatives.gauss_newton_product if gauss_newton else record_derivatives.hessian_product
@@ -208,8 +207,7 @@ def hessian_product(
 
 def sample_gradients(network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, state: Any, out: Any) -> np.ndarray:
     """The gradient of each sample's own loss."""
-    checks.check_order(network, p, x, "net.sample_gradients(p, x, t, loss)")
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, "net.sample_gradients(p, x, t, loss)")
     data, problem = runs.problem(network, x, t, loss, weights, None)
     data = arguments.to_device_of(p, data)
     (result,) = _outs(out if out is None else (out,), [(len(data["x"]), network.n_params)], {"p": p, **data})
@@ -225,7 +223,7 @@ def residuals_and_jacobian(
     make = partial(record_derivatives.residuals, network, loss, t.shape[1:], p.dtype)
     program = network.program(p, ("residuals", p.dtype), make, record.Criterion(loss, t.shape[1:]))
     shape = len(x), loss.equations
-    outs = {"r": runs.Output(shape), "j": runs.Output((*shape, network.n_params))}
+    outs = {"r": (shape, None, ""), "j": ((*shape, network.n_params), None, "")}
     found = runs.run(network, program, p, {"x": x, "t": t}, outs, state)
     return found["r"], found["j"]
 
@@ -256,8 +254,7 @@ def _point(network: Network, p: Any, x: Any, call: str, *, real: bool = False) -
     """The checked parameters and inputs. Raises TypeError if inputs must be `real` and are ids."""
     if real and network.id_count is not None:
         raise TypeError("the inputs of this network are ids, by which nothing can be derived")
-    checks.check_order(network, p, x, call)
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, call)
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     return p, arguments.to_device_of(p, {"x": x})["x"]
 

@@ -31,6 +31,9 @@ class Network:
         self.layout = Layout(params.slices)
         self.state_layout = Layout(state.slices, "state array")
         self.frozen = frozenset(self.layout[name].name for name in params.frozen)
+        self.input_shape, self.output_shape = self.declaration.input, self.declaration.output_shape
+        self.n_params, self.n_state = self.layout.size, self.state_layout.size
+        self.id_count = self.declaration.id_count  # if inputs are ids
         self.use(runner)
 
     def use(self, runner: Backend) -> None:
@@ -39,26 +42,6 @@ class Network:
         self.programs = Programs(runner)
         self.shortcuts = Shortcuts(runner)
         self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
-
-    @property
-    def input_shape(self) -> SampleShape:
-        """The shape of one input sample."""
-        return self.declaration.input
-
-    @property
-    def output_shape(self) -> SampleShape:
-        """The shape of one output sample."""
-        return self.declaration.output_shape
-
-    @property
-    def n_params(self) -> int:
-        """The length of the parameter vector."""
-        return self.layout.size
-
-    @property
-    def id_count(self) -> int | None:
-        """The number of ids, if inputs are ids."""
-        return self.declaration.id_count
 
     @property
     def trainable(self) -> list[tuple[int, int]]:
@@ -73,7 +56,7 @@ class Network:
     @lazy
     def is_stateless(self) -> bool:
         """Whether there is no state and no minimum batch size, as in most networks."""
-        return not self.state_layout.size and self._most_demanding.smallest_batch == 1
+        return not self.n_state and self._most_demanding.smallest_batch == 1
 
     @lazy
     def _most_demanding(self) -> Declaration:

@@ -76,8 +76,7 @@ def ode_steps(net: Any, p: Any, x: Any, *, lengths: Any = None) -> list[Trajecto
     odes = list(_odes(whole))
     if not odes:
         raise ValueError(f"`net` (={net!r}) has no ODE among its layers")
-    checks.check_order(network, p, x, "ode_steps(net, p, x)")
-    p = arguments.check_params(p, network.n_params)
+    p = checks.check_params(network, p, x, "ode_steps(net, p, x)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     steps = checks.lengths_of(lengths, x, whole)
     found = next(_with_inputs(network, whole, p, x, steps), None)
@@ -136,7 +135,7 @@ def _outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
     """The outputs of a network of a part, which has no state."""
     program = runs.forward_pass(network, p, False, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
-    return runs.run(network, program, p, data, {"y": runs.Output((len(x), *network.output_shape))})["y"]
+    return runs.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
 
 
 def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:

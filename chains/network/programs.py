@@ -16,7 +16,8 @@ from chains.program.settings import structure as structure_of
 from chains.support.caching import Recent
 
 T = TypeVar("T")
-MAX_KEPT = 128  # entries of each kind; the oldest are forgotten first
+MAX_KEPT = 64  # entries of each kind; the oldest are forgotten first
+MAX_ALIKE = 16  # losses and penalties with functions for the same shapes
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
 
 
@@ -68,28 +69,24 @@ class Shortcuts:
 
     def __init__(self, backend: Backend) -> None:
         self._wanted = np.ndarray if backend.has_functions else None  # the type of arrays that may have a function
-        # By ids of loss and penalty, which an entry keeps alive, and by their equality, which is slower to find. The function
-        # is None after the first call: many calls are not repeated.
-        self._functions: dict[Hashable, tuple[Callable[..., Any] | None, Any, Any]] = {}
+        # By kind, mode, type and shape: pairs of loss and penalty, the last ones first, each with its function. That is None
+        # after the first call, since many calls are not repeated.
+        self._functions: dict[Hashable, tuple[tuple[Any, Any, Callable[..., Any] | None], ...]] = {}
 
     def find(self, kind: str, mode: Any, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
-        """The function for calls of this kind in a mode, with these objects; None where there is none."""
+        """The function for calls of this kind in a mode, with these objects or equal ones; None where there is none."""
         if type(p) is type(x) is self._wanted:
             try:
-                found = self._functions.get((kind, mode, p.dtype, x.shape, id(one), id(other)))
-                return self._of_equal(kind, mode, p, x, one, other) if found is None else found[0]
-            except TypeError:  # the mode is none, or the loss: the general way reports it
+                entries = self._functions.get((kind, mode, p.dtype, x.shape), ())
+            except TypeError:  # the mode is none: the general way reports it
                 return None
+            for entry in entries:
+                if entry[0] is one and entry[1] is other:
+                    return entry[2]
+            if entries and (found := _equal(entries, one, other)) is not None:
+                self._put((kind, mode, p.dtype, x.shape), one, other, found[2])  # now it is found without comparing
+                return found[2]
         return None
-
-    def _of_equal(self, kind: str, mode: Any, p: Any, x: Any, one: Any, other: Any) -> Callable[..., Any] | None:
-        """The function for objects equal to these; from now on it is known for these too."""
-        key = (kind, mode, p.dtype, x.shape, one, other)
-        found = self._functions.get(key)
-        if found is None or (function := found[0]) is None:
-            return None
-        self._functions[key] = self._functions.pop(key, found)  # now the last one to be forgotten
-        return _kept(self._functions, (*key[:4], id(one), id(other)), lambda: (function, one, other))[0]
 
     def add(
         self, kind: str, mode: Any, run: Executable, ins: dict[str, Any], outs: Sequence[str],
@@ -102,13 +99,26 @@ class Shortcuts:
         p, x = ins["p"], ins["x"]
         whole = any(buffer.dtype.kind == "i" for buffer in run.program.buffers.values())  # ids are looked through at each call
         if type(p) is type(x) is self._wanted and not whole:
-            key = (kind, mode, p.dtype, x.shape, one, other)
-            known = self._functions.get(key)
+            key = kind, mode, p.dtype, x.shape
+            known = _equal(_kept(self._functions, key, tuple), one, other)
             if known is None:
-                _kept(self._functions, key, lambda: (None, one, other))
-            elif known[0] is None:
-                self._functions[key] = _checking(run.function(len(x), tuple(ins), outs), check, ins), one, other
-                self._of_equal(kind, mode, p, x, one, other)
+                self._put(key, one, other, None)
+            elif known[2] is None:
+                self._put(key, one, other, _checking(run.function(len(x), tuple(ins), outs), check, ins))
+
+    def _put(self, key: Hashable, one: Any, other: Any, function: Callable[..., Any] | None) -> None:
+        """Replace the entry for equal objects, or add one."""
+        entries = self._functions.get(key, ())
+        before = _equal(entries, one, other)
+        self._functions[key] = ((one, other, function), *(each for each in entries[:MAX_ALIKE] if each is not before))
+
+
+def _equal(entries: Any, one: Any, other: Any) -> Any:
+    """The entry for objects that equal these; None where there is none."""
+    for entry in entries:
+        if type(entry[0]) is type(one) and type(entry[1]) is type(other) and entry[0] == one and entry[1] == other:
+            return entry
+    return None
 
 
 def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,36 +26,34 @@ from chains.support.checks import check_is
 from chains.support.communicator import check_communicator, own, words_of
 from chains.support.memory import memory_of
 
-
-class Output(NamedTuple):
-    """An array that a call fills: a fresh one, or that which the caller has `given` under a name."""
-
-    shape: tuple[int, ...]
-    given: Any = None
-    name: str = "out"
+# An array that a call fills: its shape, that which the caller has given or None, and what the caller calls it.
+Output = tuple[tuple[int, ...], Any, str]
 
 
 def run(
-    network: Network, program: Executable, p: np.ndarray, data: Mapping[str, Any], outs: Mapping[str, Output],
+    network: Network, program: Executable, p: np.ndarray, data: dict[str, Any], outs: Mapping[str, Output],
     state: Any = None, training: bool = False, seed: int = 0, processes: Any = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Run a program on checked parameters and data. Returns its outputs, by name.
 
     All else is checked before anything is written. The data are copied to the memory of the parameters, if need be.
     """
-    batch = len(data["x"])
+    batch, memory = len(data["x"]), memory_of(p)
     arrays = {**arguments.to_device_of(p, data), "p": p}
     total, first = (batch, 0) if processes is None else part_of(processes, batch)
     arrays |= state_for(network, program.program, state, p.dtype, training, arrays, total)
-    results, taken = {}, dict(arrays)
+    results: dict[str, np.ndarray] = {}
     for name, (shape, given, called) in outs.items():
         if given is None:
-            results[name] = memory_of(p).empty(shape, p.dtype)
+            results[name] = memory.empty(shape, p.dtype)
         else:
-            taken[called] = results[name] = arguments.check_out(given, shape, p.dtype, taken, called)
+            results[name] = arguments.check_out(given, shape, p.dtype, arrays, called)
+            arrays[called] = given  # no program has a buffer of this name; further outputs may not overlap it
     if processes is not None:
         arrays |= part_arrays(processes, program, total, first, p)
-    program(batch, {**arrays, **results, **random_numbers(program, seed, p)})
+    arrays |= random_numbers(program, seed, p)
+    arrays |= results
+    program(batch, arrays)
     return results
 
 
@@ -82,7 +80,7 @@ def state_for(
     buffer = program.buffers.get("state")
     updated = buffer is not None and buffer.role == "state"
     if state is not None:
-        return {"state": arguments.check_state(state, network.state_layout.size, dtype, updated, inputs)}
+        return {"state": arguments.check_state(state, network.n_state, dtype, updated, inputs)}
     if buffer is not None:
         raise ValueError(
             f"`state` is missing: this network has one ({network.state_layout[0].name}, ...), which this call "

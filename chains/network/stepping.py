@@ -72,15 +72,15 @@ class Stepping:
 
 def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out: Any) -> tuple[np.ndarray, np.ndarray]:
     """The output at one step of a sequence, and the states that are carried to the next step."""
-    given = (None, None) if out is None else out
     quick = network.shortcuts.find("step", None, p, x)
-    if quick is not None and (found := quick(p, x, carried, *given)) is not None:
-        return found
+    if quick is not None:
+        found = quick(p, x, carried, None, None) if out is None else quick(p, x, carried, *out)
+        if found is not None:
+            return found
     if out is not None and (not isinstance(out, tuple) or len(out) != 2):
         raise TypeError("`out` must be a pair of arrays, for the output and for what is carried on")
-    one = stepping.network
-    checks.check_order(one, p, x, "net.step(x, p)")
-    p = arguments.check_params(p, network.n_params)
+    given, one = out or (None, None), stepping.network
+    p = checks.check_params(one, p, x, "net.step(x, p)")
     x = arguments.check_input(x, one.input_shape, ids=one.id_count)
     if carried is None:
         carried = stepping.first_carried(p, len(x))
@@ -89,8 +89,8 @@ def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out
         raise ValueError(f"`carried` is of {len(carried)} samples, but `x` is a batch of {len(x)}")
     program = network.program(p, ("step", p.dtype), partial(stepping.record, p.dtype))
     outs = {
-        "y": runs.Output((len(x), *one.output_shape), given[0], "out[0]"),
-        "new carried": runs.Output(carried.shape, given[1], "out[1]"),
+        "y": ((len(x), *one.output_shape), given[0], "out[0]"),
+        "new carried": (carried.shape, given[1], "out[1]"),
     }
     found = runs.run(one, program, p, {"x": x, "carried": carried}, outs)
     network.shortcuts.add("step", None, program, {"p": p, "x": x, "carried": carried}, ["y", "new carried"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat
@@ -19,7 +19,7 @@ DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 ID_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-def to_device_of(p: Any, data: Mapping[str, Any], *, move: bool = True) -> dict[str, Any]:
+def to_device_of(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
     """The data in the memory of the parameters: copied to the GPU unless `move` is false.
 
     Raises TypeError if only the data lie on a GPU.
@@ -29,7 +29,7 @@ def to_device_of(p: Any, data: Mapping[str, Any], *, move: bool = True) -> dict[
         for name in (name for name, array in data.items() if is_elsewhere(array)):
             to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
             raise TypeError(f"`{name}` lies on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
-        return dict(data)
+        return data
     native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
     return {name: place.contiguous(array) for name, array in native.items()} if move else native
 
