@@ -12,6 +12,8 @@ import numpy as np
 from chains.callbacks.base import Callback
 from chains.chain import Chain
 from chains.losses import Loss
+from chains.network import checks
+from chains.network.network import network_of
 from chains.optimizers import Optimizer
 from chains.support import arguments
 from chains.support.axes import new_axes
@@ -111,6 +113,7 @@ def find_learning_rate(
     growth = math.log(high / low) / (steps - 1)
     rising = replace(optimizer, learning_rate=lambda step: low * np.exp(growth * step))
     watch = _Watch()
+    checks.check_order(network_of(net), p, x, "find_learning_rate(net, p, x, t, loss, optimizer)")
     x = arguments.check_input(x, net.input_shape)
     size = len(x) if batch_size is None else min(check_count("batch_size", batch_size), len(x))
     epochs = -(-steps // (len(x) // size))

@@ -244,15 +244,16 @@ class Queue:
 
     def _checked(self, net: Any, p: Any, x: Any) -> tuple[Any, Any]:
         """The parameters and inputs of a network as arrays, where they are no results."""
-        if not isinstance(net, Chain):
-            check_net(net)
+        network = network_of(net)
+        if not isinstance(p, Pending) and not isinstance(x, Pending):
+            checks.check_order(network, p, x, "q(net, x, p), q.value_and_grad(net, p, x, t, loss)")
         if not isinstance(p, Pending) and (type(p) is not np.ndarray or p.shape != (net.n_params,)) and np.ndim(p) != 2:
             p = arguments.check_params(p, net.n_params)
         if not isinstance(x, Pending) and (type(x) is not np.ndarray or x.shape[1:] != net.input_shape):
             x = (
                 as_array("x", x)
                 if isinstance(p, Pending) or np.ndim(p) == 2
-                else arguments.check_input(x, net.input_shape, ids=network_of(net).id_count)
+                else arguments.check_input(x, net.input_shape, ids=network.id_count)
             )
         return p, x
 

@@ -12,7 +12,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.network import checks, ensembles
-from chains.network.network import check_net
+from chains.network.network import network_of
 from chains.penalties import Penalty
 from chains.sampling.draws import Draws
 from chains.sampling.trajectories import Posterior, Trajectories
@@ -121,7 +121,7 @@ def sample(
     FloatingPointError
         If the loss of a chain is not finite where it begins.
     """
-    check_net(net)
+    checks.check_order(network_of(net), p, x, "sample(net, p, x, t, loss, method)")
     if is_elsewhere(p):
         raise TypeError('`p` must be a NumPy array, got one on a GPU: pass p.get(), and give the network backend="cupy"')
     rows = ensembles.check_members(

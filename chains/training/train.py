@@ -129,6 +129,7 @@ def train(
     with processes_of(comm) as processes, ExitStack() as held:
         # The arguments, one by one.
         network = network_of(net)
+        checks.check_order(network, p, x, "train(net, p, x, t, loss, optimizer)")
         p, seed, optimizers = _check_trained(network, p, seed, optimizer, comm)
         optimizer = optimizers[0]
         checks.check_loss(loss)
