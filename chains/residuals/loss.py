@@ -19,6 +19,7 @@ from chains.losses import Loss
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.messages import listed, shown
+from chains.support.moved import REMEDY
 
 Piece = tuple[int, tuple[int, ...]]  # an output and the coordinates that it is derived by, in ascending order
 
@@ -144,6 +145,11 @@ class ResidualLoss(Loss):
     data: tuple[str, ...]
     residuals: tuple[Residual, ...]
     transform: Formula | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "data" not in state:
+            raise ValueError(f"a pickle of a residual problem's loss names no data: {REMEDY}")
+        self.__dict__.update(state)
 
     def check_target(self, output: tuple[int, ...], target: tuple[int, ...]) -> None:
         if output != (len(self.outputs),):

@@ -1,0 +1,50 @@
+"""Pickles of earlier versions: they name modules that have moved since."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MOVED = {  # by the names at version 0.2.0 before its modules had rooms; those whose objects are part of pickles
+    "chains.expr.replay": "chains.expr.formulas",
+    "chains.program.window": "chains.program.operations",
+    "chains.residuals.tracing": "chains.residuals.loss",
+    "chains.samplers": "chains.sampling.samplers",
+    "chains.tape": "chains.support.call_graph",
+}
+REMEDY = (
+    "another version of chains wrote the pickle: make the object again, or load the pickle with that version and keep the "
+    "network by chains.save(path, net, p)"
+)
+
+
+class _Loader:
+    """Gives a module under its earlier name the contents of what it is now."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None  # an ordinary, empty one
+
+    def exec_module(self, module: ModuleType) -> None:
+        now = vars(import_module(MOVED[module.__name__]))
+        kept = {name: thing for name, thing in now.items() if name == "__doc__" or not name.startswith("__")}
+        vars(module).update(kept)
+
+
+class Finder:
+    """Finds moved modules, and says of others what may have asked for them. It is asked after all other finders."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name in MOVED:
+            return ModuleSpec(name, _Loader())  # type: ignore[arg-type]
+        if name.startswith("chains."):
+            raise ModuleNotFoundError(f"No module named {name!r}. If a pickle asks for it, {REMEDY}", name=name)
+        return None
+
+
+def find_moved_modules() -> None:
+    """Have pickles of earlier versions find what they name."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.append(Finder())

@@ -1,0 +1,67 @@
+"""Pickles of an earlier version load, or are refused with a sentence that says what to do."""
+
+from __future__ import annotations
+
+import pickle
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import chains
+from chains import Chain, Dense, MSELoss
+from chains.support.moved import MOVED
+from tests.files import earlier
+
+PICKLES = pickle.loads(earlier.PICKLES)
+KINDS = {"bound": "Bound", "objective": "Objective", "history": "History"}
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("name", sorted(set(PICKLES) - {"residual loss"}))
+def test_earlier_pickles_load(name):
+    thing = pickle.loads(PICKLES[name])
+    if isinstance(thing, Chain):
+        x = RNG.normal(size=(2, *thing.input_shape))
+        state = {"state": thing.init_state(np.float64)} if thing.n_state else {}
+        assert np.isfinite(thing(x, thing.init(0, np.float64), **state)).all()
+    elif not isinstance(thing, list):
+        assert type(thing).__name__ == KINDS[name]
+    twin = pickle.loads(pickle.dumps(thing))
+    assert repr(twin) == repr(thing)
+
+
+def test_what_they_hold_is_as_it_was():
+    """The network of seed 0 on the samples of a seed, its objective, and a function of one sample."""
+    rng = np.random.default_rng(0)
+    net = pickle.loads(PICKLES["chain"])
+    x, t = rng.normal(size=(6, 4)), rng.normal(size=(6, 3))
+    p = net.init(0, np.float64)
+    assert net.frozen == {"0.bias"}
+    objective = pickle.loads(PICKLES["objective"])
+    wanted = net.loss(p, x, t, MSELoss(), penalty=chains.L2Penalty(0.1), state=objective._data["state"])
+    assert abs(objective.value(p) - wanted) < 1e-12
+    bound, own = pickle.loads(PICKLES["bound"]), Chain(Dense(4, 3, "tanh"))
+    np.testing.assert_allclose(bound(x[0]), own(x[:1], own.init(0, np.float64))[0], rtol=1e-12)
+    optimizers = pickle.loads(PICKLES["optimizers"])
+    assert optimizers[0] == chains.SGD(0.1, momentum=0.9)
+    assert optimizers[3] == chains.RMSProp(1e-2)
+    assert pickle.loads(PICKLES["losses"])[:2] == [chains.SquaredLoss(), MSELoss()]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_moved_modules_are_found(name):
+    assert import_module(name).__name__ == name
+
+
+def test_what_has_other_parts_now_is_refused():
+    with pytest.raises(ValueError, match="another version of chains wrote the pickle: make the object again"):
+        pickle.loads(PICKLES["residual loss"])
+
+
+def test_other_modules_are_refused_with_what_to_do():
+    gone = pickle.dumps(Chain(Dense(2, 1))).replace(b"chains.layers.dense", b"chains.layers.tense")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'chains\.layers\.tense'.*chains\.save\(path, net, p\)"):
+        pickle.loads(gone)
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from chains import nothing  # noqa: F401
