@@ -4,8 +4,6 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-import sys as _sys
-
 # The public names. `x as x` tells type checkers that a name is public which `__all__` below leaves out.
 from chains import data as data
 from chains import expr as expr
@@ -182,12 +180,3 @@ __all__ = [
     "tanh",
     "σ",
 ]
-
-# Modules from which classes were moved, so that earlier pickles of networks load.
-_MOVED = {
-    "data.augment": "data.batches", "expr.replay": "expr.formulas", "layers.append": "layers.shape",
-    "layers.batch_norm": "layers.norm", "layers.causal_conv": "layers.conv", "layers.cells": "layers.rnn",
-    "layers.resample": "layers.shape", "layers.select": "layers.shape", "optimizers.rmsprop": "optimizers.adagrad",
-    "program.window": "program.operations", "samplers": "sampling.samplers",
-}  # fmt: skip
-_sys.modules.update({f"chains.{name}": _sys.modules[f"chains.{module}"] for name, module in _MOVED.items()})

@@ -1,4 +1,4 @@
-"""Pickles of earlier versions: they name modules that have moved since."""
+"""Pickles of earlier versions name modules that have moved: with this module, which the package imports, they are found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {  # by the names at version 0.2.0 before its modules had rooms; those whose objects are part of pickles
+    "chains.data.augment": "chains.data.batches",
     "chains.expr.replay": "chains.expr.formulas",
+    "chains.layers.append": "chains.layers.shape",
+    "chains.layers.batch_norm": "chains.layers.norm",
+    "chains.layers.causal_conv": "chains.layers.conv",
+    "chains.layers.cells": "chains.layers.rnn",
+    "chains.layers.resample": "chains.layers.shape",
+    "chains.layers.select": "chains.layers.shape",
+    "chains.optimizers.rmsprop": "chains.optimizers.adagrad",
     "chains.program.window": "chains.program.operations",
     "chains.residuals.tracing": "chains.residuals.loss",
     "chains.samplers": "chains.sampling.samplers",
