@@ -88,7 +88,6 @@ from chains.residuals.problem import ResidualProblem, Term
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG
-from chains.support.moved import find_moved_modules as _find_moved_modules
 from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
 from chains.support.threads import set_num_threads as set_num_threads
@@ -97,8 +96,6 @@ from chains.training.history import History as History
 from chains.training.train import train as train
 from chains.training.updater import Updater as Updater
 from chains.version import __version__ as __version__
-
-_find_moved_modules()
 
 
 def __dir__() -> list[str]:

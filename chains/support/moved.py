@@ -52,7 +52,5 @@ class Finder:
         return None
 
 
-def find_moved_modules() -> None:
-    """Have pickles of earlier versions find what they name."""
-    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.append(Finder())
+if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+    sys.meta_path.append(Finder())
