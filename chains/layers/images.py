@@ -19,31 +19,17 @@ Padding = int | tuple[int | tuple[int, int], ...] | str
 AXES = {1: "(channels, length)", 2: "(channels, height, width)"}
 
 
+def _of_window(name: str) -> Any:
+    """A setting of a window for each of the layer's axes."""
+    return property(lambda layer: getattr(layer.window, name)[-layer.ndim :])
+
+
 class Sliding(Layer):
     """A layer with a `window` that slides over the last `ndim` axes; its settings as the constructor takes them."""
 
     ndim: int
     window: Window
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        """The window's length along each axis."""
-        return self.window.size[-self.ndim :]
-
-    @property
-    def stride(self) -> tuple[int, ...]:
-        """The steps along each axis."""
-        return self.window.stride[-self.ndim :]
-
-    @property
-    def padding(self) -> tuple[Pair, ...]:
-        """The padding (before, after) of each axis."""
-        return self.window.padding[-self.ndim :]
-
-    @property
-    def dilation(self) -> tuple[int, ...]:
-        """The distance between the window's entries along each axis."""
-        return self.window.dilation[-self.ndim :]
+    kernel, stride, padding, dilation = map(_of_window, ("size", "stride", "padding", "dilation"))
 
 
 def per_axis(name: str, value: Any, ndim: int, least: int = 1) -> tuple[int, ...]:
