@@ -122,7 +122,7 @@ class Equations(Layer):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         for name, child, seen in self._parts(x, s):
             if seen is not x:
-                for feature, input in zip(_features(seen), self._taken(name, x), strict=True):
+                for feature, input in zip(_features(seen), self._features_of(name, x), strict=True):
                     ops.copy(feature, input)
             child.forward(ops, seen, getattr(s, f"{name}.y"))
         ops.map(tuple(_features(y)), self.formula, *self._operands(x, p, s))
@@ -136,7 +136,7 @@ class Equations(Layer):
         for name, child, seen in self._parts(x, s):
             y, d_y, d_seen = (getattr(s, f"{name}.{kind}") for kind in ("y", "dy", "dx"))
             child.pullback(ops, seen, y, d_y, d_seen)
-            pairs = [(dx, d_seen)] if seen is x else zip(self._taken(name, dx), _features(d_seen), strict=True)
+            pairs = [(dx, d_seen)] if seen is x else zip(self._features_of(name, dx), _features(d_seen), strict=True)
             for total, learned in pairs:
                 ops.map(total, lambda known, learned: known + learned, total, learned)
 
@@ -145,7 +145,7 @@ class Equations(Layer):
         for (name, (_, features, _)), child in zip(self._learned.items(), s.children, strict=True):
             yield name, child, x if features == self.inputs else getattr(s, f"{name}.x")
 
-    def _taken(self, name: str, x: View) -> list[View]:
+    def _features_of(self, name: str, x: View) -> list[View]:
         """The features of `x` that a network takes."""
         return [x.index(-1, self.inputs.index(feature)) for feature in self._learned[name][1]]
 

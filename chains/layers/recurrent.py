@@ -203,14 +203,14 @@ class _Direction:
                     ops.copy(view, segment.entry(self._saved("checkpoint", name)))
                 self._steps(arrays, carried, x, None)
             d_inputs = arrays.write(dx)
-            self._back(arrays, (x, y), (segment.part(dy) if sequences else None, d_inputs), d_after, sums)
+            self._pull_steps(arrays, (x, y), (segment.part(dy) if sequences else None, d_inputs), d_after, sums)
             arrays.written(dx, d_inputs)
             sums.add_steps()
         sums.add_segments()
         for name, view in d_after.items() if self.layer.initial_state == "parameter" else ():
             ops.sum(getattr(g, _joined("initial", self.direction, name)), view)
 
-    def _back(
+    def _pull_steps(
         self, arrays: SegmentArrays, values: tuple[View, View | None], cotangents: tuple[View | None, View], d_after: Arrays,
         sums: StepSums,
     ) -> None:  # fmt: skip
@@ -218,7 +218,9 @@ class _Direction:
         ops, segment, mask, (x, y), (dy, dx) = self.ops, arrays.segment, self._mask_of(arrays.segment), values, cotangents
         d_before, passed = self._arrays("d_before"), self._arrays("passed")  # by steps that a sample has not
         with ops.loop(segment.steps, backwards=not self.backwards) as at:
-            self._take(d_after, passed, None if dy is None else at.now(dy, 1), None if mask is None else at.now(mask, 1))
+            self._split_gradients(
+                d_after, passed, None if dy is None else at.now(dy, 1), None if mask is None else at.now(mask, 1)
+            )
             before, after = self._before(arrays, at), self._after(arrays, at, y)
             views = {"before": before, "after": after, "d_before": d_before, "d_after": d_after}
             begun, part = len(ops.operations), lambda view: at.now(arrays.saved(view), 1)
@@ -231,7 +233,7 @@ class _Direction:
                 else:
                     ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
 
-    def _take(self, d_after: Arrays, passed: Arrays, dy: View | None, mask: View | None) -> None:
+    def _split_gradients(self, d_after: Arrays, passed: Arrays, dy: View | None, mask: View | None) -> None:
         """Record the gradients that go to a step, with that of its output, and those that skip it."""
         ops, out = self.ops, d_after[self.first]
         if mask is not None:

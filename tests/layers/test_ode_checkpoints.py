@@ -57,7 +57,7 @@ def test_all_ways_to_cut_steps_have_each_step_once():
         assert len(begins) == grid.total
         assert grid.cut.length <= max(every + 1, 1)
         assert_close(begins[lengths > 0.0], np.arange((intervals + 1) * (steps + 1)) / (steps + 1), 1e-13)
-        assert grid.total - grid.wanted <= grid.cut.spare * max(steps + 1, intervals + 1)
+        assert grid.total - grid.needed <= grid.cut.spare * max(steps + 1, intervals + 1)
 
 
 def test_memory_is_that_of_a_segment_and_of_a_state_for_each():

@@ -39,22 +39,22 @@ class Adjoint(Solution):
         ops, n, known, last = self.ops, self.n, self.n + self.inputs.given, self.grid.intervals
         state, d_state, d_given = ops.scratch("state", (n,)), ops.scratch("d_state", (n,)), dx.slice(-1, n, known)
         sums = GradientSums(ops, self.grid, self.rhs)
-        self._begin_back(d_state, None if self.clock is not None else dy.index(1, last), dx, failed)
+        self._begin_pullback(d_state, None if self.clock is not None else dy.index(1, last), dx, failed)
         if self.clock is not None:
             ops.copy(state, y.index(1, last))
             with self._segments(backwards=True, failed=failed) as at:
-                self._back_in_time(at, sums, state, d_state, d_given, (y, dy))
-            self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
+                self._solve_back(at, sums, state, d_state, d_given, (y, dy))
+            self._add_cotangents(d_state, dy, self.clock.slice(-1, 0, 1))
         else:
             with ops.loop(last, backwards=True, closed=True) as interval:
                 ops.copy(state, interval.now(y.slice(1, 1, last + 1), 1))
                 with ops.loop(self.grid.cut.segments // last, backwards=True, closed=True) as segment:
-                    self._back_in_time((interval, segment), sums, state, d_state, d_given)
+                    self._solve_back((interval, segment), sums, state, d_state, d_given)
                 ops.map(d_state, lambda a, b: a + b, d_state, interval.now(dy.slice(1, 0, last), 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
 
-    def _back_in_time(
+    def _solve_back(
         self, at: Around, sums: GradientSums, state: View, d_state: View, d_given: View,
         outputs: tuple[View, View] | None = None,
     ) -> None:  # fmt: skip
@@ -69,13 +69,13 @@ class Adjoint(Solution):
             h = self._length(at, step)
             back = self._minus(h)
             if outputs is not None:
-                self._reach(state, d_state, outputs, at, step)
+                self._restart_at_times(state, d_state, outputs, at, step)
             slopes = [step.now(s.k, 1).index(1, i) for i in stages]
             for i, k in enumerate(slopes):
                 seen = step.now(s.x, 1).index(1, i)
                 move(ops, tableau, seen.slice(-1, 0, n), state, back, [rows[i]], slopes)
                 own = None if at_stages is None else self._now(at_stages, at, step).index(0, i)
-                self._behind(seen, own, at, step, h, 1.0 - tableau.c[i])
+                self._record_inputs(seen, own, at, step, h, 1.0 - tableau.c[i])
                 kept = Kept(ops, step, i)
                 stage = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, step, weight=weights[i]), {})
                 stage.forward(ops, seen, k)
@@ -98,12 +98,12 @@ class Adjoint(Solution):
         self.ops.map(back, lambda h: -h, h)
         return back
 
-    def _reach(self, state: View, d_state: View, outputs: tuple[View, View], at: Around, step: Steps) -> None:
+    def _restart_at_times(self, state: View, d_state: View, outputs: tuple[View, View], at: Around, step: Steps) -> None:
         """Record that a step back in time begins at one of the times: from the state there, with its cotangent added."""
         assert self.clock is not None
         ops, (y, dy) = self.ops, outputs
         end, h = (self._now(view, at, step) for view in (self.s.ends, self.s.lengths))
-        self._arrive(d_state, dy, end, h)
+        self._add_cotangents(d_state, dy, end, h)
         here, of_times = ops.scratch("times here", self.clock.sample_shape), ops.scratch("states here", y.sample_shape)
         count, total = ops.scratch("count of times here", (1,)), ops.scratch("sum of states here", state.sample_shape)
         ops.map(here, lambda time, t, h: where((time == t) & (h > 0.0), 1.0, 0.0), self.clock, end, h)

@@ -61,7 +61,7 @@ class Grid:
         return (self.times if isinstance(self.times, int) else len(self.times)) - 1
 
     @property
-    def wanted(self) -> int:
+    def needed(self) -> int:
         """The number of steps, without spare ones."""
         return self.attempts or self.intervals * self.steps
 
@@ -70,8 +70,8 @@ class Grid:
         """The segments."""
         if self.attempts is not None:
             return _cut(self.attempts, self.every or SEGMENT)
-        if not self.apart and (self.every is None or self.every >= self.wanted):
-            return Cut(1, self.wanted)
+        if not self.apart and (self.every is None or self.every >= self.needed):
+            return Cut(1, self.needed)
         if self.every is None or self.within:
             parts, length, spare = _cut(self.steps, self.every or SEGMENT)
             return Cut(self.intervals * parts, length, spare)

@@ -266,7 +266,7 @@ class ImplicitSolution(Solution):
             inverse = step.now(s.inverse, 1) if keeps else ops.scratch("inverse", (n, n))
             for i, c in enumerate(self.tableau.c):
                 own = None if known is None else self._now(known, at, step).index(0, i)
-                self._behind(seen.index(1, i), own, at, step, h, c)
+                self._record_inputs(seen.index(1, i), own, at, step, h, c)
             newton.solve(seen, state, h, inverse)
             end = seen.index(1, stages - 1).slice(-1, 0, n)
             if self.clock is None:
@@ -289,7 +289,7 @@ class ImplicitSolution(Solution):
         """The entry for one of these, of an array (batch, steps, stages, ...)."""
         return each.now(view.reshape(self._evaluations, *view.sample_shape[2:]), 1)
 
-    def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
+    def _pull_steps(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
         ops, n, s, stages, width = self.ops, self.n, self.s, self.tableau.stages, self.inputs.width
         newton = ImplicitStages(ops, self.tableau, at_once(ops, self.rhs), n)
         d_values = ops.scratch("d_k", (self.grid.cut.length, stages, n))
@@ -300,7 +300,7 @@ class ImplicitSolution(Solution):
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
             if d_times is None:
-                self._arrive(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+                self._add_cotangents(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
             own, inverse = step.now(d_values, 1), step.now(s.inverse, 1)
             ops.fill(d_all, 0.0)
             ops.fill(d_slopes, 0.0)

@@ -284,7 +284,7 @@ class ODE(Layer):
         start = x.slice(-1, 0, solution.n)
         if times is not None:
             solution.grid.fill(ops, times, s.begins, s.lengths)
-            start = self._unless_falling(ops, start, times)
+            start = self._nan_if_falling(ops, start, times)
         solution.forward(start, y, states)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
@@ -329,9 +329,9 @@ class ODE(Layer):
         """Each sample's own times, (batch, times). After a sample's length its last one is repeated."""
         count = self._own_times
         times = x.slice(-1, x.sample_shape[0] - count, x.sample_shape[0])
-        return times if mask is None else _until(ops, times, mask)
+        return times if mask is None else _repeat_last(ops, times, mask)
 
-    def _unless_falling(self, ops: Recorder, start: View, times: View) -> View:
+    def _nan_if_falling(self, ops: Recorder, start: View, times: View) -> View:
         """The initial state; NaN where a sample's times do not ascend."""
         falls, largest = ops.scratch("falls", (self._own_times - 1,)), ops.scratch("largest fall", (1,))
         sound = ops.scratch("initial state", start.sample_shape)
@@ -344,7 +344,7 @@ class ODE(Layer):
         """The times since the first one, in which step control counts: far from time 0, sums of lengths would lose digits."""
         if times is None:
             shared = ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
-            return shared if mask is None else _until(ops, shared, mask)
+            return shared if mask is None else _repeat_last(ops, shared, mask)
         clock = ops.scratch("clock", (self._own_times,))
         ops.map(clock, lambda t, first: t - first, times, times.slice(-1, 0, 1))
         return clock
@@ -361,7 +361,7 @@ class ODE(Layer):
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
 
 
-def _until(ops: Recorder, times: View, mask: View) -> View:
+def _repeat_last(ops: Recorder, times: View, mask: View) -> View:
     """Record the times of each sample, (batch, times), with its last one repeated after its length."""
     kept, last, has = ops.scratch("own times", mask.sample_shape[:1]), ops.scratch("last own time", (1,)), mask.index(2, 0)
     ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))

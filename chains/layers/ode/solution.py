@@ -97,7 +97,9 @@ class Solution:
             for i, k in enumerate(slopes):
                 seen = rows_seen[i] if alone else step.now(s.x, 1).index(1, i)
                 move(ops, tableau, seen.slice(-1, 0, n), state, h, [a[i] for a, _ in tableau.halves], slopes)
-                self._behind(seen, None if known is None else self._now(known, at, step).index(0, i), at, step, h, tableau.c[i])
+                self._record_inputs(
+                    seen, None if known is None else self._now(known, at, step).index(0, i), at, step, h, tableau.c[i]
+                )
                 if alone is not None:
                     alone.forward(ops, seen, k)
                 else:
@@ -106,7 +108,7 @@ class Solution:
                     kept.keep()
             move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
 
-    def _behind(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
+    def _record_inputs(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
         """Record the features that the right-hand side sees after the state, at the time c * h after a step begins."""
         if known is not None:
             self.inputs.record(seen)
@@ -123,7 +125,7 @@ class Solution:
         """
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
-        self._begin_back(d_state, None if adaptive else dy.index(1, self.grid.intervals), dx, failed)
+        self._begin_pullback(d_state, None if adaptive else dy.index(1, self.grid.intervals), dx, failed)
         d_begins = self._at_begins(dy) if not adaptive else None
         sums = GradientSums(ops, self.grid, self.rhs)
         with self._segments(backwards=True, failed=failed) as at:
@@ -132,14 +134,14 @@ class Solution:
                 ops.copy(state, each.now(self.s.checkpoints, 1))
                 self._run(at, self.grid.cut.length, state, None, keeps=True)
             d_times = None if d_begins is None else self._of_segment(at, d_begins)
-            self._back(at, sums, d_state, dy, d_times, dx.slice(-1, n, known))
+            self._pull_steps(at, sums, d_state, dy, d_times, dx.slice(-1, n, known))
             sums.end_segment(at)
         if self.clock is not None:
-            self._arrive(d_state, dy, self.clock.slice(-1, 0, 1))
+            self._add_cotangents(d_state, dy, self.clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
 
-    def _begin_back(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
+    def _begin_pullback(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
         """Record the cotangents that the pullback begins with: of the state, and of the features after it in a sample."""
         for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
             if failed is None and given is None:
@@ -148,7 +150,7 @@ class Solution:
                 terms = [term for term in (given, failed) if term is not None]
                 self.ops.map(view, lambda *terms: sum(terms), *terms)
 
-    def _back(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
+    def _pull_steps(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
         """Record the pullback of the steps of a segment."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         stages = range(tableau.stages)
@@ -158,7 +160,7 @@ class Solution:
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
             if d_times is None:
-                self._arrive(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+                self._add_cotangents(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
             for i in reversed(stages):
                 pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
                 kept = Kept(ops, step, i)
@@ -192,7 +194,7 @@ class Solution:
         ops.copy(d_times.split(1, int(own.shape[1])).index(2, 0), own)  # type: ignore[arg-type]
         return d_times
 
-    def _arrive(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
+    def _add_cotangents(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
         """Record that the cotangents of the states at the end of a step of length h are added."""
         assert self.clock is not None
         ops = self.ops

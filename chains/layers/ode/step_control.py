@@ -106,7 +106,7 @@ class StepControl:
             with ops.loop(grid.cut.length, skip_where_zero=skip) as at:
                 begin, tries, taken, end = (at.now(view, 1) for view in parts)
                 if grid.cut.spare:
-                    self._stop(h, grid, segment, at)
+                    self._skip_spare(h, grid, segment, at)
                 if states is not None:
                     before = segment.part(states.slice(1, 0, grid.total), 1, grid.cut.length)
                     ops.copy(at.now(before, 1), state)
@@ -114,7 +114,7 @@ class StepControl:
                 new, error = self._step(rhs, seen, state, t, tried, slopes)
                 ops.copy(begin, t)
                 ops.copy(tries, tried)
-                ops.map((taken, end, h), partial(_judged, self.tableau.order), error, t, h, tried, reached)
+                ops.map((taken, end, h), partial(_next_lengths, self.tableau.order), error, t, h, tried, reached)
                 ops.copy(t, end)
                 for view, after in ((state, new), (slopes[0], slopes[-1])):
                     ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
@@ -134,9 +134,9 @@ class StepControl:
             rhs.forward(self.ops, seen, k)
         return new, self._error(state, new, h, slopes)
 
-    def _stop(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
+    def _skip_spare(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
         """Record that spare attempts, which come last, have the length 0."""
-        real = self.ops.constant("attempts", (np.arange(grid.total) < grid.wanted).astype(np.float64)[:, None])
+        real = self.ops.constant("attempts", (np.arange(grid.total) < grid.needed).astype(np.float64)[:, None])
         own = at.now(segment.part(real, 0, grid.cut.length), 0)
         self.ops.map(h, lambda h, real: where(real > 0.0, h, 0.0), h, own)
 
@@ -253,7 +253,7 @@ def _tried(h: Any, t: Any, behind: Any) -> tuple[Any, Any]:
     return reached - t, reached
 
 
-def _judged(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) -> tuple[Any, Any, Any]:
+def _next_lengths(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) -> tuple[Any, Any, Any]:
     """The length of the step, 0 where it is refused; the time after it; and the length that comes next."""
     accepted = error <= 1.0
     factor = SAFETY * exp(log(maximum(error, 1e-20)) * (-0.5 / order))
