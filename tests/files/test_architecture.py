@@ -224,3 +224,13 @@ def test_an_activation_with_a_number_makes_others_and_gives_values():
     assert chains.leaky_relu(slope=0.5)(-1.0) == -0.5
     with pytest.raises(TypeError, match=r"`activation` \(=array\(0.5\)\) .* another number by elu\(alpha=0.5\)"):
         Dense(1, 2, chains.elu(0.5))
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [("layers.select", "Select"), ("layers.append", "Append"), ("layers.resample", "Pad"), ("layers.batch_norm", "BatchNorm"),
+     ("layers.causal_conv", "CausalConv"), ("layers.cells", "GRUCell"), ("layers.ode", "ODE"), ("program.window", "Window"),
+     ("expr.replay", "Replay")],
+)  # fmt: skip
+def test_classes_of_earlier_pickles_are_found_by_their_former_modules(old, name):
+    assert pickle.loads(f"cchains.{old}\n{name}\n.".encode()).__name__ == name
