@@ -77,7 +77,7 @@ class BlockShapes:
     convolve_weight: Limits
     winograd: Block  # output channels times tiles
     winograd_weight: Block  # output channels times input channels, together a multiple of the lanes
-    updates_ahead: int  # a sum over the samples prefetches the weights that so many blocks later are updated; 0: none
+    updates_ahead: int  # how many blocks before their update a sum over the samples prefetches weights; 0: never
     reduce: int = 8  # vectors of columns
     pool: int = 4  # windows of a row
 

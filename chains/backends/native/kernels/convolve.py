@@ -34,7 +34,7 @@ from chains.program.view import View
 MAX_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
 MAX_UNROLLED_SUMS = 20  # multiply-adds in one straight run of code for the gradient of kernels
 MIN_COMBINED_SUMS = 3  # with fewer sums, the lanes of each are added separately, not into one vector
-MAX_KEPT_VECTORS = 5  # of positions, in registers beside the results; further vectors are read where they are used
+MAX_KEPT_VECTORS = 5  # vectors of positions kept in registers next to the results; others are read where they are used
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:

@@ -374,10 +374,8 @@ def philox(f: Function, counter: list[Value], key: list[Value]) -> list[Value]:
     wide = Type("i128")
     for round in range(10):
         if round:
-            key = [
-                f.add(key[0], integer(0x9E3779B97F4A7C15 - (1 << 64))),
-                f.add(key[1], integer(0xBB67AE8584CAA73B - (1 << 64))),
-            ]
+            increments = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+            key = [f.add(word, integer(step - (1 << 64))) for word, step in zip(key, increments, strict=True)]
         parts = []
         for multiplier, word in ((0xD2E7470EE14C6C93, counter[0]), (0xCA5A826395121157, counter[2])):
             product = f.binary("mul", f.cast("zext", word, wide), Value(str(multiplier), wide))

@@ -1,4 +1,4 @@
-"""Large products: the whole batch at once, blocked for the caches. Each thread computes a share of the columns.
+"""Large products: the whole batch together, blocked for the caches. Each thread computes a share of the columns.
 
 The scheme follows Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008). Blocks of both operands
 are packed in the order in which they are read. A block of b serves all rows; a block of some rows of a serves all panels of b.
@@ -21,7 +21,7 @@ from chains.lowering.tiling import is_large
 from chains.program.operations import Operation
 from chains.program.view import Batch, View
 
-MIN_VERY_LARGE_ELEMENTS = 1 << 20  # so many are worth going through once for the whole batch, though images gain by tiles
+MIN_VERY_LARGE_ELEMENTS = 1 << 20  # weights worth one pass for the whole batch, although images gain by tiles
 MAX_SCALAR_LINES = 4  # with no more lines, packing goes number by number, with little code
 
 Masks = Sequence[Value | None]  # the masks of a panel's vectors

@@ -187,7 +187,7 @@ class _Windows:
         self.images = [Images.of(view) for view in operation.views]  # each buffer may have room after its channels
         window = operation.window
         self.rows, self.columns = (output_taps(window, k, x.sample_shape[1 + k], y.sample_shape[1 + k])[0] for k in range(2))
-        # Whether each input lies in exactly one window, so that its gradient is stored and never accumulated.
+        # Whether each input is in exactly one window, so that its gradient is stored and never accumulated.
         self.apart = all(
             not window.padded and window.size[k] == window.stride[k] and window.dilation[k] == 1
             and window.size[k] * y.sample_shape[1 + k] == x.sample_shape[1 + k]

@@ -72,9 +72,9 @@ def lower_matmul(frame: Frame, product: FusedProduct) -> None:
     if product.sums_over_batch:
         lower_matmul_sums(frame, product)
         return
-    apart = product.maps if product.shared else ()  # shared blocks know no maps: these go through the tile
-    _rows(frame, replace(product, maps=()) if apart else product)
-    for each in apart:
+    separate = product.maps if product.shared else ()  # shared blocks apply no maps: these get loops over the tile
+    _rows(frame, replace(product, maps=()) if separate else product)
+    for each in separate:
         lower_map(frame, each)
 
 
@@ -122,7 +122,7 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
 
 
 class _Part(NamedTuple):
-    """A part of the inner axis. If the axis is `split`, sums go on from those of the part before."""
+    """A part of the inner axis. If the axis is `split`, each part continues the sums of the part before."""
 
     begin: Value
     length: int
@@ -174,12 +174,12 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
         sums = steps(part.begin, start, per_step)
     else:
         body: Step = lambda k, carried: steps(f.add(part.begin, k), list(carried), per_step)  # noqa: E731
-        sums = _along(frame, product, whole, per_step, body, start)
+        sums = _inner_loop(frame, product, whole, per_step, body, start)
     sums = steps(f.add(part.begin, whole), list(sums), inner - whole)
     store_block(frame, product, block, combined(f, sums, width))
 
 
-def _along(frame: Frame, product: FusedProduct, whole: int, step: int, body: Step, sums: list[Value]) -> list[Value]:
+def _inner_loop(frame: Frame, product: FusedProduct, whole: int, step: int, body: Step, sums: list[Value]) -> list[Value]:
     """The loop along the inner axis. If the rows are large samples, it also prefetches samples of the next step."""
     f, end = frame.f, integer(whole)
     if not reads_samples(product.a):
@@ -362,7 +362,7 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
             prefetch_lines(frame)
 
     if frame.small_tiles and rows * columns * product.out.dtype.itemsize > frame.shapes.sums_by_rows:
-        # The operands of a few samples stay in cache; the result, from beyond it, is read as it lies.
+        # The operands of a few samples stay in cache; the larger result is read in the order of its rows.
         blocks(f, rows, height, lambda i, size: panels(f, columns, lanes, panel, partial(block, i, size)))
     else:
         by_rows = partial(blocks, f, rows, height)

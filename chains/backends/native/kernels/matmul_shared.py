@@ -1,6 +1,6 @@
 """Blocks of products as functions that products of all sizes share: lengths and distances between rows are arguments.
 
-A program of many different products compiles in a fraction of the time so. A call takes some nanoseconds, a block some fifty.
+So a program of many different products compiles in a fraction of the time. A call takes a few nanoseconds, a block about fifty.
 """
 
 from __future__ import annotations
@@ -51,14 +51,12 @@ class Operands:
 
     def within(self, arguments: list[Value]) -> Operands:
         """The same inside the function, which has the `values` as these arguments."""
-        a, a_distance, b, b_distance, out, out_distance, length, columns, begins = arguments
-        scalar = self.out.scalar
-        rows = Rows(a, a_distance, scalar), Rows(b, b_distance, scalar), Rows(out, out_distance, scalar)
-        return Operands(*rows, length, columns, begins)
+        a, b, out = (Rows(arguments[k], arguments[k + 1], self.out.scalar) for k in (0, 2, 4))
+        return Operands(a, b, out, *arguments[6:])
 
 
 def shares_blocks(frame: Frame, product: FusedProduct, lanes: int) -> bool:
-    """Whether the blocks of a product are calls: where operands lie in memory at even distances, with columns side by side."""
+    """Whether the blocks of a product are calls: where operands have rows at even distances and contiguous columns."""
     by_pointers = frame.rows is not None and frame.rows.buffer in (product.a.buffer, product.b.buffer)
     return product.shared and lanes > 1 and not by_pointers and product.out.strides[1] == product.b.strides[1] == 1
 
@@ -111,17 +109,11 @@ def call_sums_block(frame: Frame, product: FusedProduct, block: ResultBlock, sta
             before = g.load(total.type, place, mask)
             g.store(g.select(begins, total, g.binary("fadd", before, total)), place, mask)
 
-    left = f.address(frame.row(a, start, a.strides[1]), f.mul(block.row, across), scalar)
-    right = f.address(frame.row(b, start, b.strides[0]), block.column, scalar)
+    first_a = f.address(frame.row(a, start, a.strides[1]), f.mul(block.row, across), scalar)
+    first_b = f.address(frame.row(b, start, b.strides[0]), block.column, scalar)
     begins = integer(0) if frame.first is None else f.cast("zext", frame.first, I64)
-    given = Operands(
-        Rows(left, integer(a.strides[1]), scalar),
-        Rows(right, integer(b.strides[0]), scalar),
-        _results(frame, product, block),
-        count,
-        _columns(block),
-        begins,
-    )
+    left, right = Rows(first_a, integer(a.strides[1]), scalar), Rows(first_b, integer(b.strides[0]), scalar)
+    given = Operands(left, right, _results(frame, product, block), count, _columns(block), begins)
     _call(frame, ("sums", across), write, given, block)
 
 

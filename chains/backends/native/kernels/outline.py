@@ -1,7 +1,7 @@
 """Code that a program needs many times is written once: as a function of the operands' addresses, or as the body of a loop.
 
-Two pieces of code are alike if they do the same operation with the same settings, on views with the same shapes and the same
-layout in buffers of the same kind.
+Pieces of code are equal if they do the same operation with the same settings, on views with the same shapes and the same layout
+in buffers of the same kind.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from chains.program.view import Buffer, View
 
 
 class Likeness:
-    """All that a piece of code depends on, except the places of its operands. Code with equal `key`s is alike.
+    """All that a piece of code depends on, except the places of its operands. Pieces with equal `key`s share a function.
 
     `parts` are the operations, kernels, views and settings that determine the code. `known` returns the facts about a buffer
-    that determine it too, beside role, type and shape. `first` has the first view of each buffer, in the order of the parts.
+    that determine it too, besides role, type and shape. `first` has the first view of each buffer, in the order of the parts.
     """
 
     def __init__(self, known: Callable[[Buffer], Hashable], *parts: Any) -> None:
@@ -62,7 +62,7 @@ class _Outlined:
 
 
 class Outlines:
-    """The functions of a module for code that is alike."""
+    """The functions of a module for code that occurs several times."""
 
     def __init__(self) -> None:
         self._functions: dict[Hashable, _Outlined] = {}

@@ -226,7 +226,7 @@ def store_block(
         if view.batched or view.shape == out.shape:
             matrix = as_rows(view)
             return values[matrix] if matrix in values else f.load(type, element(matrix, r, c), masks[c])
-        assert view.sample_size in (1, columns), f"{view.text} beside {out.text}"
+        assert view.sample_size in (1, columns), f"{view.text} with {out.text}"
         key = (id(view), c)
         if key not in shared:
             if view.sample_size == 1:

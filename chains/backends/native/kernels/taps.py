@@ -1,4 +1,4 @@
-"""Taps: which entries of a kernel meet which positions, along rows and columns."""
+"""Taps: the entries of a kernel that reach each position, along rows and columns."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def _kernel_line(f: Function, g: list[Value]) -> list[Value]:
 
 
 def suits_weight(operation: Operation, lanes: int) -> TypeGuard[ConvolveWeight]:
-    """Whether the operation is a gradient of kernels for which this method is faster. Wide vectors want more channels."""
+    """Whether the operation is a gradient of kernels for which this method is faster. Wide vectors need more channels."""
     if not isinstance(operation, ConvolveWeight) or operation.groups > 1:
         return False
     x, dy = operation.ins

@@ -1,7 +1,7 @@
 """Machine code kept on disk between processes.
 
 Files are kept in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the
-versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its own contents; a damaged file is compiled
+versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its contents; a damaged file is compiled
 anew. Files are written under another name and then renamed, so that no file is incomplete. Above `LIMIT_BYTES` in total, the
 least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
 

@@ -11,7 +11,7 @@ import llvmlite.binding as llvm
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
 
-# Of this process, which an emulator may run: `platform.machine` would tell the computer's, by another name on each system.
+# For this process, which an emulator may run: `platform.machine` names the computer's processor, differently on each system.
 ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 
 

@@ -97,7 +97,7 @@ def log(f: Function, x: Value) -> Value:
     tiny = f.compare("olt", x, number(x.type, 2.0 ** (1 - bias)))
     scaled = f.select(tiny, f.binary("fmul", x, number(x.type, 2.0**bits)), x)
     raw = f.cast("bitcast", scaled, integer)
-    # The exponent is taken so that the mantissa lies in [sqrt(1/2), sqrt(2)).
+    # The exponent is taken so that the mantissa is in [sqrt(1/2), sqrt(2)).
     root = 0x3F3504F3 if single else 0x3FE6A09E667F3BCD
     shifted = f.binary("sub", raw, number(integer, root))
     if _has_condition_bits(x) and not single:
