@@ -1,4 +1,4 @@
-"""`Chain`: layers one after another, and all calls of a network. What they do is in `chains.network`."""
+"""`Chain`: layers one after another, and all calls of a network. Functions of `chains.network` do the work."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Chain(Series):
             The parameters, whose type is that of the computation. Of many networks at once, a row is one of them; then `x` is
             shared or each member's own, (members, batch, *input_shape), and `state` is (members, n_state).
         lengths : array, shape (batch,), optional
-            How many steps each sample has, for recurrent networks, or times each trajectory of an `ODE`. What lies behind
-            must be finite, and is not looked at.
+            How many steps each sample has, for recurrent networks, or times each trajectory of an `ODE`. Entries
+            after these must be finite, and are not read.
         state : array, shape (n_state,), optional
             The state of a network that has one: read in the mode "eval", updated in place in the mode "train".
         mode : str
@@ -168,7 +168,7 @@ class Chain(Series):
         penalty : Penalty, optional
             Added to the loss.
         state, mode, seed
-            As in a call of the network, but that the mode is "train" unless said.
+            As in a call of the network, but the mode is "train" by default.
         out : array, shape (n_params,), optional
             Filled with the gradient instead of a fresh array.
         check_finite : bool
@@ -563,7 +563,7 @@ class Chain(Series):
         return memory_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name, as an array of its own shape that shares the memory of the vector.
+        """Each parameter by name, in its shape, an array that shares the memory of the vector.
 
         Parameters
         ----------
@@ -696,7 +696,7 @@ class Chain(Series):
         """
         return part(self, at) if isinstance(at, slice) else layer_at(self, at)
 
-    # What it says of itself
+    # Descriptions
 
     def program(
         self,

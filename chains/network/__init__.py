@@ -1,1 +1,1 @@
-"""The parts behind `Chain`: architecture, recording, kept programs, and checks of arguments."""
+"""Calls of a `Chain`: architecture, recording, kept programs, runs, and checks of arguments."""
