@@ -39,20 +39,7 @@ class Bounds:
         return value
 
     def stored(self, value: Any, what: str = "`value`") -> np.ndarray:
-        """The stored number of a value, in float64.
-
-        Parameters
-        ----------
-        value : float or array
-            Within the bounds.
-        what : str
-            Its name in messages.
-
-        Raises
-        ------
-        ValueError
-            For values that are not within the bounds, or at one of them.
-        """
+        """The stored numbers of values, in float64. Raises ValueError, naming `what`, unless all are within the bounds."""
         value = np.asarray(value, np.float64)
         above = value - (-math.inf if self.low is None else self.low)
         below = (math.inf if self.high is None else self.high) - value

@@ -216,26 +216,19 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return Expr("where", (condition, a, b))
 
 
-def minimum(a: Any, b: Any) -> Any:
-    """The smaller of two numbers, NaN if either is NaN.
+def _choice(operation: str, name: str, doc: str) -> Callable[[Any, Any], Any]:
+    on_arrays = getattr(np, name)
 
-    Parameters
-    ----------
-    a, b : Expr, number or array
-        The numbers.
-    """
-    return _binary("min", a, b) if isinstance(a, Expr) or isinstance(b, Expr) else np.minimum(a, b)
+    def function(a: Any, b: Any) -> Any:
+        return _binary(operation, a, b) if isinstance(a, Expr) or isinstance(b, Expr) else on_arrays(a, b)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{doc}\n\nParameters\n----------\na, b : Expr, number or array\n    The numbers."
+    return function
 
 
-def maximum(a: Any, b: Any) -> Any:
-    """The larger of two numbers, NaN if either is NaN.
-
-    Parameters
-    ----------
-    a, b : Expr, number or array
-        The numbers.
-    """
-    return _binary("max", a, b) if isinstance(a, Expr) or isinstance(b, Expr) else np.maximum(a, b)
+minimum = _choice("min", "minimum", "The smaller of two numbers, NaN if either is NaN.")
+maximum = _choice("max", "maximum", "The larger of two numbers, NaN if either is NaN.")
 
 
 def text_of(operation: str, value: float, operands: Sequence[str]) -> str:

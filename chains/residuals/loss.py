@@ -22,6 +22,7 @@ from chains.support.messages import listed, shown
 from chains.support.moved import REMEDY
 
 Piece = tuple[int, tuple[int, ...]]  # an output and the coordinates that it is derived by, in ascending order
+Rows = Mapping[tuple[int, Index], View]  # an array (batch,) for each output and index of its series
 
 
 @dataclass(frozen=True)
@@ -184,19 +185,10 @@ class ResidualLoss(Loss):
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         raise TypeError("residuals are made of derivatives: `record_series` has them")
 
-    def record_series(
-        self,
-        ops: Recorder,
-        x: View,
-        rows: Mapping[tuple[int, Index], View],
-        t: View,
-        w: View | None,
-        value: View,
-        adjoints: Mapping[tuple[int, Index], View],
-    ) -> None:
+    def record_series(self, ops: Recorder, x: View, rows: Rows, t: View, w: View | None, value: View, adjoints: Rows) -> None:
         """Record how `value` and the `adjoints` are filled from the coefficients of the outputs, `rows`.
 
-        Both are arrays (batch,) by the same outputs and indices; coefficients without a row are zero.
+        Both have the same outputs and indices; coefficients without a row are zero.
         """
         terms = ops.scratch("terms", ())
         ins = self._operands(rows, x, t)
@@ -215,16 +207,7 @@ class ResidualLoss(Loss):
         ops.sum(value, terms)
         ops.map(value, lambda total, inverse: total * inverse, value, ops.inverse_batch)
 
-    def record_equation(
-        self,
-        ops: Recorder,
-        number: int,
-        x: View,
-        rows: Mapping[tuple[int, Index], View],
-        t: View,
-        residual: View,
-        adjoints: Mapping[tuple[int, Index], View],
-    ) -> None:
+    def record_equation(self, ops: Recorder, number: int, x: View, rows: Rows, t: View, residual: View, adjoints: Rows) -> None:
         """Record one equation of each point's term: its `residual` (batch,), times the root of the weight, and its slopes.
 
         Arguments as of `record_series`. Terms that have fewer equations give zeros.
@@ -241,7 +224,7 @@ class ResidualLoss(Loss):
         """The most equations that a term has."""
         return max(len(residual.formula.outputs) for residual in self.residuals)
 
-    def _operands(self, rows: Mapping[tuple[int, Index], View], x: View, t: View) -> list[View]:
+    def _operands(self, rows: Rows, x: View, t: View) -> list[View]:
         """The inputs of formulas: coefficients, coordinates, weights of the terms, data."""
         coordinates = [x.index(-1, k) for k in range(len(self.coordinates))]
         return [*rows.values(), *coordinates, *(t.index(-1, k) for k in range(len(self.residuals) + len(self.data)))]
