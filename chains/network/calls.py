@@ -39,7 +39,8 @@ def forward(network: Network, x: Any, p: Any, lengths: Any, state: Any, mode: st
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     program = runs.forward_pass(network, p, training, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
-    shape, to_host = (len(x), *network.output_shape), isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x)
+    shape = (len(x), *network.output_shape)
+    to_host = isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x) and not is_elsewhere(out)
     if to_host:
         arguments.check_out(out, shape, p.dtype, {"x": x})
     y = shape, None if to_host else out, "out"
