@@ -136,6 +136,8 @@ def _contracted(loop: Loop, around: frozenset[Buffer]) -> Loop:
                 batch = buffer.shape[: int(buffer.batched)]
                 entry = Buffer(buffer.name, "scratch", buffer.dtype, (*batch, *buffer.shape[len(batch) + 1 :]))
                 smaller[buffer] = entry, first * entry.size
+    if not smaller:
+        return loop
     contracted_body = [operation.on(lambda view: _moved(view, smaller)) for operation in loop.body]
     fresh = {buffer: place for buffer, place in smaller.items() if fills_first(contracted_body, place[0])}
     return loop.around([operation.on(lambda view: _moved(view, fresh)) for operation in loop.body]) if fresh else loop
