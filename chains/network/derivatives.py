@@ -216,16 +216,15 @@ def sample_gradients(network: Network, p: Any, x: Any, t: Any, loss: Loss, weigh
     return result
 
 
-def residuals_and_jacobian(
-    network: Network, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, state: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """The equations of each point, (batch, equations), times the roots of the weights in `t`; their Jacobian."""
-    make = partial(record_derivatives.residuals, network, loss, t.shape[1:], p.dtype)
-    program = network.program(p, ("residuals", p.dtype), make, record.Criterion(loss, t.shape[1:]))
+def residuals(
+    network: Network, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, state: Any, *, with_jacobian: bool
+) -> dict[str, np.ndarray]:
+    """r: the equations of each point, (batch, equations), times the roots of the weights in `t`; j: their Jacobian."""
+    make = partial(record_derivatives.residuals, network, loss, t.shape[1:], p.dtype, with_jacobian=with_jacobian)
+    program = network.program(p, ("residuals", p.dtype, with_jacobian), make, record.Criterion(loss, t.shape[1:]))
     shape = len(x), loss.equations
-    outs = {"r": (shape, None, ""), "j": ((*shape, network.n_params), None, "")}
-    found = runs.run(network, program, p, {"x": x, "t": t}, outs, state)
-    return found["r"], found["j"]
+    outs = {"r": (shape, None, "")} | ({"j": ((*shape, network.n_params), None, "")} if with_jacobian else {})
+    return runs.run(network, program, p, {"x": x, "t": t}, outs, state)
 
 
 def _pulled(

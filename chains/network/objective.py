@@ -375,8 +375,10 @@ class SecondOrder:
     def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
         factors, every = self._factors(data), slice(0, len(data["x"]))
         if isinstance(self.loss, ResidualLoss):
-            return np.concatenate([self._linearised(p, data, part, factors)[0] for part in self._blocks(data)])
-        r = self._differences(p, data, every).ravel()
+            given = data["x"], data["t"], self.loss, data.get("state")
+            r = derivatives.residuals(self.network, p, *given, with_jacobian=False)["r"].ravel()
+        else:
+            r = self._differences(p, data, every).ravel()
         _weigh(r, factors)
         return r
 
@@ -411,7 +413,8 @@ class SecondOrder:
         own, state = factors[part.start * self._per_sample : part.stop * self._per_sample], data.get("state")
         x, t = data["x"][part], data["t"][part]
         if isinstance(self.loss, ResidualLoss):
-            r, j = derivatives.residuals_and_jacobian(self.network, p, x, t, self.loss, state)
+            found = derivatives.residuals(self.network, p, x, t, self.loss, state, with_jacobian=True)
+            r, j = found["r"], found["j"]
         else:
             r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
         r, j = r.ravel(), j.reshape(-1, len(p))

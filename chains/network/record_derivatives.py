@@ -107,12 +107,13 @@ def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Prog
     return ops.finish()
 
 
-def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dtype: Any) -> Program:
+def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dtype: Any, *, with_jacobian: bool) -> Program:
     """r, (batch, equations), = the residuals times the roots of the weights in t; j, (batch, equations, n_params). Pure."""
     ops, p, x = _begin("residuals", network, dtype, training=False)
     t = ops.external("t", target, role="input", batched=True)
     r = ops.external("r", (loss.equations,), role="output", batched=True)
-    j = ops.external("j", (loss.equations, network.layout.size), role="output", batched=True)
+    shape = (loss.equations, network.layout.size)
+    j = ops.external("j", shape, role="output", batched=True) if with_jacobian else None
     for number in range(loss.equations):
         before = ops.pop_operations()
         g = ops.scratch("gradient", (network.layout.size,), batched=False)
@@ -122,7 +123,10 @@ def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dty
         record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
         _zero_frozen(ops, network, g)
         recorded, ops.operations = ops.pop_operations(), before
-        PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
+        if j is None:
+            ops.operations += recorded  # of which the pullback is never read, and dropped
+        else:
+            PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
     return ops.finish()
 
 

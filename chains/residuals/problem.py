@@ -12,14 +12,16 @@ networks", Journal of Computational Physics 378, 2019.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from chains.expr.formulas import Replay
 from chains.residuals.loss import ResidualLoss, Tracer
+from chains.support.arguments import check_seed
 from chains.support.checks import check_number
 from chains.support.messages import counted, shown
 
@@ -93,21 +95,8 @@ class ResidualProblem:
         twice = {name for name in self.coordinates if name in self.outputs}
         if twice:
             raise ValueError(f"`{min(twice)}` is the name of a coordinate and of an output")
-        points = [_points(term, len(self.coordinates), number) for number, term in enumerate(self.terms)]
-        data = tuple(dict.fromkeys(name for term in self.terms for name in term.data or ()))
-        total = sum(map(len, points))
-        self.x = np.concatenate(points)
-        self.t = np.zeros((total, len(self.terms) + len(data)))
-        begin = 0
-        for number, (term, own) in enumerate(zip(self.terms, points, strict=True)):
-            rows = slice(begin, begin + len(own))
-            weights = _weights(term.weight, len(own), number)
-            self.t[rows, number] = weights * total / len(own)
-            for name, values in (term.data or {}).items():
-                column = _values(name, values, len(own), number)
-                kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
-                self.t[rows, len(self.terms) + data.index(name)] = np.where(weights == 0, kept, column)
-            begin = rows.stop
+        data = tuple(dict.fromkeys(name for number, term in enumerate(self.terms) for name in _data_names(term, number)))
+        self.x, self.t = _arrays(self.terms, len(self.coordinates), data)
         tracer = Tracer(self.coordinates, self.outputs, data)
         shape = None if transform is None else tracer.transform(transform)
         self.loss = ResidualLoss(
@@ -137,6 +126,78 @@ class ResidualProblem:
             values = list(found) if isinstance(found, tuple) else [found]
         return dict(zip(self.outputs, values, strict=True))
 
+    def resampled(
+        self, net: Any, p: np.ndarray, candidates: Any, seed: int = 0, *, k: float = 1.0, c: float = 1.0
+    ) -> ResidualProblem:
+        """The problem at points drawn from candidates, more of them where the residual is large.
+
+        A candidate's probability is proportional to ``r ** k / mean(r ** k) + c``, where r is the norm of the term's equations
+        there, times the root of the weight where there is a weight for each point, and the mean is over the candidates of the
+        term. A candidate is drawn once at most. The new problem has the same shapes and the same loss, so that all calls run
+        the programs of this one.
+
+        Source: Wu, Zhu, Tan, Kartha and Lu, "A comprehensive study of non-adaptive and residual-based adaptive sampling for
+        physics-informed neural networks", 2023, where the method is called RAD; `k` and `c` are as there.
+
+        Parameters
+        ----------
+        net : Chain
+            The network.
+        p : array, shape (n_params,)
+            Its parameters.
+        candidates : array, Term or sequence of them
+            For each term: points (n, coordinates), at least as many as the term has; None for a term that keeps its points,
+            such as a boundary's; or ``dataclasses.replace(term, points=..., data=...)`` for a term with data, or with a weight
+            for each point. For a single term, the sequence may be left out.
+        seed : int
+            Of the draws; another one at each call gives other points of the same candidates.
+        k : float
+            The power of the residual; 0 draws all candidates with the same probability.
+        c : float
+            How much of the probability does not depend on the residual. With 0, candidates with a residual of 0 are not drawn.
+
+        Returns
+        -------
+        ResidualProblem
+            The new problem.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For settings that are not valid, candidates that do not belong to the terms or are too few, and a residual that is
+            not finite.
+        """
+        check_number("k", k, "in [0, inf)")
+        check_number("c", c, "in [0, inf)")
+        rng = np.random.default_rng(check_seed(seed))
+        pools = self._pools(candidates)
+        x, t = _arrays(pools, len(self.coordinates), self.loss.data)
+        r = net.objective(x, t, self.loss).residuals(p).reshape(len(x), -1)
+        terms, begin = [], 0
+        for number, (term, pool) in enumerate(zip(self.terms, pools, strict=True)):
+            rows = slice(begin, begin + len(pool.points))
+            begin = rows.stop
+            if pool is not term:
+                density = _density(np.linalg.norm(r[rows], axis=1), k, c, number)
+                pool = _drawn(pool, density, len(term.points), rng, number)
+            terms.append(pool)
+        problem = copy.copy(self)
+        problem.terms = tuple(terms)
+        problem.x, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)
+        return problem
+
+    def _pools(self, candidates: Any) -> tuple[Term, ...]:
+        """The terms at their candidates; those that keep their points as they are."""
+        if len(self.terms) == 1 and (isinstance(candidates, Term) or hasattr(candidates, "shape")):
+            candidates = [candidates]
+        count = len(self.terms)
+        if not isinstance(candidates, (list, tuple)) or len(candidates) != count:
+            wanted = "an array of points" if count == 1 else f"a list of {count}: an array of points, or None, for each term"
+            raise TypeError(f"`candidates` (={shown(candidates)}) must be {wanted}")
+        return tuple(
+            _pool(term, given, number) for number, (term, given) in enumerate(zip(self.terms, candidates, strict=True))
+        )
+
     def __repr__(self) -> str:
         names = f"{', '.join(self.outputs)} in {', '.join(self.coordinates)}"
         return f"<residual problem of {names}: {counted(len(self.terms), 'term')}, {counted(len(self.x), 'point')}>"
@@ -150,9 +211,78 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
+def _arrays(terms: Sequence[Term], coordinates: int, data: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The points of all terms; for each point, a weight of each term and a number of each name in `data`."""
+    points = [_points(term, coordinates, number) for number, term in enumerate(terms)]
+    total = sum(map(len, points))
+    t = np.zeros((total, len(terms) + len(data)))
+    begin = 0
+    for number, (term, own) in enumerate(zip(terms, points, strict=True)):
+        rows = slice(begin, begin + len(own))
+        weights = _weights(term.weight, len(own), number)
+        t[rows, number] = weights * total / len(own)
+        for name, values in (term.data or {}).items():
+            column = _values(name, values, len(own), number)
+            kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
+            t[rows, len(terms) + data.index(name)] = np.where(weights == 0, kept, column)
+        begin = rows.stop
+    return np.concatenate(points), t
+
+
+def _pool(term: Term, given: Any, number: int) -> Term:
+    """The term at the candidates `given`, or as it is for None."""
+    if given is None:
+        return term
+    advice = "pass dataclasses.replace(term, points=..., data=..., weight=...)"
+    if not isinstance(given, Term):
+        if term.data:
+            raise ValueError(f"term {number} has data, and its candidates have none: {advice}")
+        if np.ndim(term.weight):
+            raise ValueError(f"term {number} has a weight for each point, and its candidates have none: {advice}")
+        return replace(term, points=given)
+    if given.residual is not term.residual:
+        raise ValueError(f"the candidates of term {number} have another residual than the term: {advice}")
+    names, wanted = _data_names(given, number), _data_names(term, number)
+    if set(names) != set(wanted):
+        raise ValueError(f"the candidates of term {number} have the data {names}, and the term {wanted}: {advice}")
+    if not np.ndim(term.weight) and (np.ndim(given.weight) or given.weight != term.weight):
+        raise ValueError(
+            f"the candidates of term {number} have the weight {shown(given.weight)}, and the term {term.weight}: {advice}"
+        )
+    return given
+
+
+def _density(r: np.ndarray, k: float, c: float, number: int) -> np.ndarray:
+    """What the probabilities of candidates with residuals `r` are proportional to."""
+    wrong = ~np.isfinite(r)
+    if wrong.any():
+        raise ValueError(f"the residual of term {number} is {r[wrong][0]} at candidate {int(np.argmax(wrong))}")
+    powers = (r / r.max()) ** k if r.any() else np.ones_like(r)
+    return powers / powers.mean() + c
+
+
+def _drawn(pool: Term, density: np.ndarray, count: int, rng: np.random.Generator, number: int) -> Term:
+    """The term at `count` of its candidates."""
+    possible = np.count_nonzero(density)
+    if possible < count:
+        zero = "" if possible == len(density) else f", of which {len(density) - possible} have a residual of 0: pass c=1"
+        raise ValueError(f"term {number} has {counted(count, 'point')}, but {counted(len(density), 'candidate')}{zero}")
+    picked = rng.choice(len(density), count, replace=False, p=density / density.sum())
+
+    def at_picked(values: Any) -> Any:
+        return np.asarray(values)[picked] if np.ndim(values) else values
+
+    data = None if pool.data is None else {name: at_picked(values) for name, values in pool.data.items()}
+    return replace(pool, points=at_picked(pool.points), data=data, weight=at_picked(pool.weight))
+
+
+def _data_names(term: Term, number: int) -> list[str]:
     if term.data is not None and not isinstance(term.data, Mapping):
         raise TypeError(f'the `data` of term {number} (={shown(term.data)}) must be arrays by name, such as {{"k": k}}')
+    return [*(term.data or ())]
+
+
+def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
     if callable(term.points):
         raise TypeError(f"the `points` of term {number} are a function: write Term(residual, points)")
     points = np.asarray(term.points)

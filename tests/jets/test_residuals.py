@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import chains
 from chains import Adam, Append, BatchNorm, Chain, Dense, ResidualProblem, Term, tanh, train
-from chains.expr import cos, sin
+from chains.expr import cos, sin, sqrt
+from chains.program.recorder import Recorder
 from tests.harness import BACKENDS
 
 EVERY_BACKEND = sorted({"numpy", "native", *BACKENDS} - {"cupy"})
@@ -222,6 +224,89 @@ def test_training_lowers_the_residual_and_equal_problems_share_programs():
         assert twin == problem.loss
 
 
+# Points drawn by the residual
+
+
+def drawn_from(coordinates: list[float], **settings) -> np.ndarray:
+    """How often each candidate is drawn alone, of 1,000 draws; its residual is its coordinate."""
+    net = Chain(Dense(1, 1))
+    p = net.init(dtype=np.float64)
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, x: 0.0 * u + x, [[0.5]])])
+    candidates = np.array(coordinates)[:, None]
+    picks = [problem.resampled(net, p, candidates, seed, **settings).x[0, 0] for seed in range(1000)]
+    return np.array([np.mean(np.equal(picks, each)) for each in coordinates])
+
+
+@pytest.mark.parametrize(("k", "c"), [(1.0, 1.0), (2.0, 0.0), (0.5, 2.0), (0.0, 0.0)])
+def test_candidates_are_drawn_by_the_power_of_the_residual(k, c):
+    r = np.array([0.0, 1.0, -2.0, 4.0])
+    powers = np.abs(r) ** k
+    wanted = powers / powers.mean() + c
+    wanted /= wanted.sum()
+    settings = {} if (k, c) == (1.0, 1.0) else {"k": k, "c": c}
+    assert (np.abs(drawn_from([*r], **settings) - wanted) <= 4.0 * np.sqrt(wanted * (1.0 - wanted) / 1000)).all()
+
+
+@every_backend
+def test_problems_drawn_anew_run_the_same_programs(backend, monkeypatch):
+    net = small(backend)
+    p = net.init(seed=0, dtype=np.float64)
+    problem = ResidualProblem(
+        ("t", "x"), ("u",), [Term(lambda u, x: u.xx + sin(9.0 * x), POINTS), Term(lambda u: u, EDGE, weight=3.0)],
+        transform=lambda u, t: t * u,
+    )  # fmt: skip
+    candidates = np.random.default_rng(2).uniform(-1.0, 1.0, (200, 2))
+
+    def use(problem: ResidualProblem, seed: int = 0) -> tuple[ResidualProblem, float]:
+        train(net, p, problem.x, problem.t, problem.loss, Adam(1e-3), epochs=2, batch_size=None)
+        value, _ = net.objective(problem.x, problem.t, problem.loss)(p)
+        return problem.resampled(net, p, [candidates, None], seed), value
+
+    following, _ = use(problem)
+    recorded, finish = [], Recorder.finish
+    monkeypatch.setattr(Recorder, "finish", lambda ops: recorded.append(ops.name) or finish(ops))
+    first, programs = following, len(chains.network.network.network_of(net).programs)
+    for seed in range(1, 4):
+        following, _ = use(following, seed)
+    assert recorded == []
+    assert len(chains.network.network.network_of(net).programs) == programs
+    for each in (first, following):
+        assert each.loss is problem.loss
+        assert each.x.shape == problem.x.shape
+        inside = {tuple(row) for row in each.x[:30]}
+        assert len(inside) == 30  # each once
+        assert inside <= {tuple(row) for row in candidates}
+        np.testing.assert_array_equal(each.x[30:], EDGE)
+        np.testing.assert_array_equal(each.t, problem.t)
+    assert not np.array_equal(first.x, following.x)
+    assert ResidualProblem(("t", "x"), ("u",), first.terms).x.tobytes() == first.x.tobytes()
+
+
+def test_data_and_weights_are_drawn_with_their_points():
+    net = small()
+    p = net.init(seed=0, dtype=np.float64)
+    term = Term(lambda u, f, g: u.x - f * g, EDGE, {"f": EDGE[:, 0], "g": 2.0}, np.arange(7.0))
+    problem = ResidualProblem(("t", "x"), ("u",), [term])
+    drawn = problem.resampled(
+        net, p, replace(term, points=POINTS, data={"f": POINTS[:, 0], "g": 2.0}, weight=POINTS[:, 1] ** 2)
+    )
+    np.testing.assert_array_equal(drawn.t[:, 1], drawn.x[:, 0])
+    np.testing.assert_array_equal(drawn.t[:, 2], 2.0)
+    np.testing.assert_allclose(drawn.t[:, 0], drawn.x[:, 1] ** 2, rtol=1e-15)
+    again = problem.resampled(net, p, [drawn.terms[0]], seed=3, c=0.5)  # all of them, in another order
+    assert {tuple(row) for row in again.x} == {tuple(row) for row in drawn.x}
+    assert problem.terms == (term,)
+
+
+def test_steep_places_get_more_points():
+    """The candidates near a steep front are drawn more often than others."""
+    net = Chain(Dense(1, 1))
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, x: 0.0 * u + 1.0 / (1e-3 + x * x), np.zeros((50, 1)))])
+    candidates = np.linspace(-1.0, 1.0, 1001)[:, None]
+    near = [np.mean(np.abs(problem.resampled(net, net.init(), candidates, k=k, c=0.0).x) < 0.1) for k in (0.0, 1.0, 2.0)]
+    assert near[0] < 0.25 < near[1] < near[2]
+
+
 WRONG = [
     (lambda: ResidualProblem("t", ("u",), []), TypeError, "`coordinates` (='t')"),
     (lambda: ResidualProblem(("t", "t"), ("u",), []), ValueError, "names one twice"),
@@ -265,6 +350,41 @@ def test_problems_that_make_no_sense(make, error, words):
     with pytest.raises(error) as found:
         make()
     assert words in str(found.value)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_candidates_that_make_no_sense():
+    net = small()
+    p = net.init(dtype=np.float64)
+    root = Term(lambda u, x: 0.0 * u + sqrt(x), np.abs(EDGE))
+    data = Term(lambda u, f: u - f, EDGE, {"f": 1.0}, 2.0)
+    weighted = Term(lambda u: u, EDGE, weight=np.ones(7))
+    problem = ResidualProblem(("t", "x"), ("u",), [root, data, weighted])
+    inside = np.abs(POINTS)
+    wrong = [
+        ([inside], {}, TypeError, "must be a list of 3: an array of points, or None, for each term"),
+        (inside, {}, TypeError, "`candidates` (=an array of float64, shape (30, 2)) must be a list of 3"),
+        ([inside[:, :1], None, None], {}, ValueError, "the `points` of term 0 have shape (30, 1)"),
+        ([inside[:5], None, None], {}, ValueError, "term 0 has 7 points, but 5 candidates"),
+        (
+            [np.eye(30)[:, :2], None, None], {"c": 0.0}, ValueError,
+            "term 0 has 7 points, but 30 candidates, of which 29 have a residual of 0: pass c=1",
+        ),
+        ([-inside, None, None], {}, ValueError, "the residual of term 0 is nan at candidate 0"),
+        ([replace(root, residual=abs), None, None], {}, ValueError, "the candidates of term 0 have another residual"),
+        ([None, EDGE, None], {}, ValueError, "term 1 has data, and its candidates have none: pass dataclasses.replace(term"),
+        ([None, replace(data, data=None), None], {}, ValueError, "of term 1 have the data [], and the term ['f']"),
+        ([None, replace(data, weight=1.0), None], {}, ValueError, "of term 1 have the weight 1.0, and the term 2.0"),
+        ([None, None, EDGE], {}, ValueError, "term 2 has a weight for each point, and its candidates have none"),
+        ([inside, None, None], {"k": -1.0}, ValueError, "`k` (=-1.0)"),
+        ([inside, None, None], {"c": "1"}, TypeError, "`c` (='1')"),
+        ([inside, None, None], {"seed": -1}, ValueError, "`seed` (=-1)"),
+    ]  # fmt: skip
+    for candidates, settings, error, words in wrong:
+        with pytest.raises(error) as found:
+            problem.resampled(net, p, candidates, **settings)
+        assert words in str(found.value)
+    problem.resampled(net, p, [0.0 * inside, None, None], c=0.0)  # residuals of 0 everywhere: all have the same probability
 
 
 def test_a_loss_is_printed_with_its_equations():
