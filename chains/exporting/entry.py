@@ -22,7 +22,7 @@ from chains.backends.native.memory_plan import Signature
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.support import unsupported
-from chains.exporting.interface import Call, Interface, c_name
+from chains.exporting.interface import DERIVATIVES, Call, Interface, c_name
 from chains.exporting.targets import Target
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
@@ -85,8 +85,18 @@ class Planned:
         if reason is not None:
             raise UnsupportedOperationError(reason)
         self.call, self.target = call, target
-        self.plan = plan_of(call.program, target.processor)
-        self.signature = signature_of(self.plan)
+        self._take(plan_of(call.program, target.processor))
+        if self.wants_workspace and call.name.removeprefix("stream_") in DERIVATIVES:
+            # Arrays with a row for each direction are long, but no sum depends on the size of tiles: smaller ones may fit.
+            whole = self.plan
+            free = target.stack - (self.scratch.fixed_bytes - whole.workspace_offset)
+            self._take(plan_of(call.program, target.processor, max_scratch_bytes=free))
+            if self.wants_workspace:
+                self._take(whole)
+
+    def _take(self, plan: ExecutionPlan) -> None:
+        self.plan = plan
+        self.signature = signature_of(plan)
         self.scratch = Scratch.of(self.signature)
 
     @property

@@ -13,14 +13,15 @@ import numpy as np
 from chains.chain import Chain
 from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
-from chains.exporting.interface import interface_of
+from chains.exporting.interface import DERIVATIVES, interface_of
 from chains.losses import Loss
-from chains.network.network import check_net
+from chains.network.network import check_net, network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.support import arguments
 from chains.support.checks import check_flags, check_path, check_text, check_word
+from chains.support.messages import shown
 
 SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
 
@@ -38,6 +39,7 @@ def export(
     penalty: Penalty | None = None,
     optimizer: Optimizer | None = None,
     gradient: str | None = "both",
+    derivatives: Sequence[str] = (),
     target: str | Sequence[str] = "native",
     header: bool = True,
     fortran: bool = True,
@@ -66,6 +68,11 @@ def export(
         As for `net.program`.
     gradient : "parameters", "inputs", "both" or None
         Which gradients the functions fill.
+    derivatives : sequence of "jvp", "jacobian" and "hessian"
+        Functions of derivatives by the inputs: ``model_jvp(n, x, p, dx, dy)``, the derivatives of the outputs along dx;
+        ``model_jacobian(n, x, p, J)``, with J of shape (n, outputs, inputs); ``model_hessian(n, x, p, v, H)``, the second
+        derivatives of the sum of v times the outputs, with H of shape (n, inputs, inputs). With "jacobian", recurrent networks
+        have ``model_stream_jacobian(n, x, p, carried, J)`` too, of one step.
     target : str or list of str
         For which processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`),
         several in a list or with commas between. Levels of x86-64 share a file, which finds out at run time which one to
@@ -84,6 +91,8 @@ def export(
         For arguments that do not fit, before anything is written, and where a linker is needed that there is not.
     UnsupportedOperationError
         Where there is no code for an operation of a custom layer.
+    NotImplementedError
+        Where a layer has no rule for the `derivatives`; the message names it.
     """
     check_net(net)
     path = check_path("path", path, "model.o")
@@ -98,7 +107,7 @@ def export(
     kind = arguments.check_dtype(dtype)
     objective = _objective(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
-    interface = interface_of(net, name, kind, baked, gradient, objective, optimizer)
+    interface = interface_of(net, name, kind, baked, gradient, objective, optimizer, _derivatives(net, derivatives))
     if path.suffix == ".c":
         source = CSource(interface)
         interface, built_for = source.interface, "compilers of C99"
@@ -129,6 +138,17 @@ def _objective(
     if loss is None:
         return None
     return Criterion(loss, net.output_shape if target_shape is None else tuple(target_shape), None, penalty)
+
+
+def _derivatives(net: Chain, derivatives: Sequence[str]) -> tuple[str, ...]:
+    """The checked names of derivatives, in the order of `DERIVATIVES`."""
+    if isinstance(derivatives, str) or not isinstance(derivatives, Sequence):
+        raise TypeError(f"`derivatives` (={shown(derivatives)}) must be a tuple of names, such as ('jacobian', 'hessian')")
+    for each in derivatives:
+        check_word("derivatives", each, *DERIVATIVES)
+    if derivatives and network_of(net).id_count is not None:
+        raise TypeError("the inputs of this network are ids, by which nothing can be derived: leave `derivatives` out")
+    return tuple(each for each in DERIVATIVES if each in derivatives)
 
 
 def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer | None) -> dict[str, np.ndarray]:

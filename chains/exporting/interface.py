@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import record
-from chains.network.network import network_of
+from chains.network import record, record_by_inputs
+from chains.network.network import Network, network_of
 from chains.network.record import Criterion
 from chains.network.stepping import Stepping
 from chains.optimizers import Optimizer
@@ -19,6 +19,11 @@ from chains.program.program import Program
 from chains.program.view import Batch, Buffer
 from chains.residuals.loss import ResidualLoss
 
+DERIVATIVES: dict[str, Callable[[Network, np.dtype], Program]] = {
+    "jvp": record_by_inputs.jvp,
+    "jacobian": record_by_inputs.jacobian,
+    "hessian": record_by_inputs.hessian,
+}
 GRADIENTS: dict[str | None, tuple[str, ...]] = {"parameters": ("g",), "inputs": ("dx",), "both": ("g", "dx"), None: ()}
 
 
@@ -88,15 +93,28 @@ ABOUT = {
     "moments": "the optimiser's moments, zeros at first",
     "step": "the number of steps done, 0 at first",
     "random": "a seed, and a number to raise by 1 each step",
+    "J": "derivatives of the outputs by the inputs",
+    "v": "weights of the outputs",
+    "H": "second derivatives by the inputs of the sum of v times the outputs",
+}
+ABOUT_IN = {  # what else arrays are in some functions
+    ("jvp", "dx"): "a direction of the inputs",
+    ("jvp", "dy"): "derivatives of the outputs along dx",
+    ("stream_jacobian", "J"): "rows: outputs, then new carried; columns: inputs, then carried",
 }
 ORDER = {
     "forward": ("x", "p", "state", "y"),
     "vjp": ("x", "p", "state", "dy", "g", "dx"),
     "stream": ("x", "p", "carried", "y", "new carried"),
+    "jvp": ("x", "p", "state", "dx", "dy"),
+    "jacobian": ("x", "p", "state", "J"),
+    "hessian": ("x", "p", "state", "v", "H"),
+    "stream_jacobian": ("x", "p", "carried", "J"),
     "loss": ("x", "p", "state", "t", "g", "dx"),
     "step": ("x", "t", "p", "state", "moments", "step", "random"),
 }
 ALWAYS = ("x", "p", "state", "t", "moments")  # these are arguments whether or not the function looks at them
+ALWAYS_IN = {"jvp": ("dx",), "hessian": ("v",)}  # likewise in these
 
 
 def interface_of(
@@ -107,8 +125,12 @@ def interface_of(
     gradient: str | None,
     objective: Criterion | None,
     optimizer: Optimizer | None,
+    derivatives: Sequence[str] = (),
 ) -> Interface:
-    """The functions of a network. Vectors that are `baked`, by the names "p" and "state", are not arguments."""
+    """The functions of a network. Vectors that are `baked`, by the names "p" and "state", are not arguments.
+
+    Raises NotImplementedError with the name of a layer that has no rule for the `derivatives`.
+    """
     network, wanted = network_of(net), GRADIENTS[gradient]
     programs = {"forward": record.forward(network, dtype, False)}
     if wanted:
@@ -117,9 +139,12 @@ def interface_of(
         programs["loss"] = record.gradient(network, objective, dtype, False, pure=True, wanted=_of_loss(wanted, objective.loss))
     if objective is not None and optimizer is not None:
         programs["step"] = record.training_step(network, objective, optimizer, dtype)
-    step = _step(net, dtype)
-    if step is not None:
+    stepping, step = _step(net, dtype)
+    if stepping is not None and step is not None:
         programs["stream"] = step
+        if "jacobian" in derivatives:
+            programs["stream_jacobian"] = record_by_inputs.step_jacobian(stepping, dtype)
+    programs |= {each: DERIVATIVES[each](network, dtype) for each in derivatives}
     moments = 0 if optimizer is None else optimizer.n_states * net.n_params
     sizes = {"p": net.n_params, "state": net.n_state, "moments": moments}
     about = {
@@ -127,6 +152,10 @@ def interface_of(
         "vjp": f"Pulls the cotangents dy back: fills {' and '.join(wanted)}.",
         "loss": f"Returns the loss, {repr(objective.loss) if objective else ''}, and fills its gradients.",
         "stream": "The outputs y of one step of a sequence.",
+        "jvp": "Derivatives dy of the outputs along dx.",
+        "jacobian": "The Jacobian J of each sample: the derivatives of its outputs by its inputs.",
+        "hessian": "The Hessian H of each sample, by its inputs: of the sum of v times its outputs. Symmetric.",
+        "stream_jacobian": "The Jacobian J of one step of a sequence.",
         "step": f"One step of {optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
     }
     calls = []
@@ -134,26 +163,30 @@ def interface_of(
         buffers = {**_vectors(sizes, dtype), **program.buffers}
         if objective is not None:
             buffers.setdefault("t", Buffer("t", "input", dtype, (Batch(), *objective.target)))
-        buffers.setdefault("x", Buffer("x", "input", dtype, (Batch(), *net.input_shape)))
-        taken = [each for each in ORDER[kind] if each in program.buffers or (each in ALWAYS and each in buffers)]
-        arguments = tuple(_argument(each, buffers[each]) for each in taken if each not in baked)
+        samples = {"x": net.input_shape, "dx": net.input_shape, "v": net.output_shape}
+        for each, shape in samples.items():
+            buffers.setdefault(each, Buffer(each, "input", dtype, (Batch(), *shape)))
+        always = (*ALWAYS, *ALWAYS_IN.get(kind, ()))
+        taken = [each for each in ORDER[kind] if each in program.buffers or (each in always and each in buffers)]
+        arguments = tuple(_argument(kind, each, buffers[each]) for each in taken if each not in baked)
         calls.append(Call(kind, about[kind], program, arguments))
     counts = {
         "n_params": net.n_params,
         "n_state": net.n_state,
         "n_moments": moments,
-        "n_carried": 0 if step is None else net.n_carried,
+        "n_carried": 0 if stepping is None else stepping.n_carried,
     }
     counts = {key: count for key, count in counts.items() if count or key == "n_params"}
     return Interface(name, dtype, repr(net), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
 
 
-def _step(net: Chain, dtype: np.dtype) -> Program | None:
+def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None, None]:
     """The program of one step of a sequence; None where `net.step` has none, such as for bidirectional layers and for ids."""
     try:
-        return Stepping(network_of(net)).record(dtype)
+        stepping = Stepping(network_of(net))
+        return stepping, stepping.record(dtype)
     except (TypeError, ValueError):
-        return None
+        return None, None
 
 
 def _of_loss(wanted: tuple[str, ...], loss: Loss) -> tuple[str, ...]:
@@ -171,6 +204,7 @@ def c_name(buffer: Buffer) -> str:
     return buffer.name.replace(" ", "_")
 
 
-def _argument(name: str, buffer: Buffer) -> Argument:
+def _argument(kind: str, name: str, buffer: Buffer) -> Argument:
+    about = ABOUT_IN.get((kind, name), ABOUT[name])
     shape = buffer.shape[1:] if buffer.batched else buffer.shape
-    return Argument(c_name(buffer), buffer.dtype, tuple(map(int, shape)), buffer.batched, buffer.role, ABOUT[name])  # type: ignore[arg-type]
+    return Argument(c_name(buffer), buffer.dtype, tuple(map(int, shape)), buffer.batched, buffer.role, about)  # type: ignore[arg-type]

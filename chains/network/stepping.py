@@ -12,12 +12,11 @@ from chains.network import checks, record, runs
 from chains.network.network import Network
 from chains.program.program import Program
 from chains.program.recorder import Recorder
+from chains.program.view import View
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.caching import lazy
 from chains.support.memory import memory_of
-
-CARRIED = {"carried": "input", "new carried": "output"}
 
 
 class Stepping:
@@ -54,20 +53,27 @@ class Stepping:
 
     def record(self, dtype: Any) -> Program:
         """y and the new carried states, from x and the old ones."""
-        network = self.network
         ops = Recorder("step", dtype)
+        self.record_forward(ops, "output")
+        return ops.finish()
+
+    def record_forward(self, ops: Recorder, role: str) -> tuple[View, View, View, View]:
+        """Record one step. Returns x, the old carried states, and y and the new ones, which are buffers of this `role`."""
+        network = self.network
         p = ops.external("p", (network.n_params,), role="input")
         kind = None if network.id_count is None else record.IDS
         x = ops.external("x", network.input_shape, role="input", batched=True, dtype=kind)
-        y = ops.external("y", network.output_shape, role="output", batched=True)
-        ends = [ops.external(n, (self.n_carried,), role=r, batched=True) for n, r in CARRIED.items()]
+        y = ops.external("y", network.output_shape, role=role, batched=True)
+        old = ops.external("carried", (self.n_carried,), role="input", batched=True)
+        new = ops.external("new carried", (self.n_carried,), role=role, batched=True)
         by_cell: dict[int, list[Carried]] = {}
         for each in self.carried:
             by_cell.setdefault(each.cell, []).append(each)
         for cell in by_cell.values():
-            ops.carried += [end.slice(1, each.start, each.stop).reshape(*each.shape) for end in ends for each in cell]
+            for end in (old, new):
+                ops.carried += [end.slice(1, each.start, each.stop).reshape(*each.shape) for each in cell]
         record.node_of(ops, network, p).forward(ops, x, y)
-        return ops.finish()
+        return x, old, y, new
 
 
 def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out: Any) -> tuple[np.ndarray, np.ndarray]:

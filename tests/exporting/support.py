@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from chains.exporting.export import _baked, _objective
+from chains.exporting.export import _baked, _derivatives, _objective
 from chains.exporting.interface import Call, Interface, interface_of
 from tests.harness import Case
 
@@ -27,7 +27,8 @@ CTYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 def interface(net, dtype="float32", *, name="model", gradient="both", p=None, state=None, loss=None, **rest) -> Interface:
     dtype, optimizer = np.dtype(dtype), rest.pop("optimizer", None)
     objective = _objective(net, dtype, loss, rest.pop("target_shape", None), rest.pop("penalty", None), optimizer)
-    return interface_of(net, name, dtype, _baked(net, dtype, p, state, optimizer), gradient, objective, optimizer)
+    baked, derivatives = _baked(net, dtype, p, state, optimizer), _derivatives(net, rest.pop("derivatives", ()))
+    return interface_of(net, name, dtype, baked, gradient, objective, optimizer, derivatives)
 
 
 class Functions:
@@ -99,8 +100,8 @@ def data(case: Case, n: int, dtype: str) -> tuple[int, dict[str, np.ndarray]]:
 
 
 def whole_calls(made: Interface) -> list[Call]:
-    """The functions that take whole samples: all but one step of a sequence, which `test_streams` calls."""
-    return [call for call in made.calls if call.name != "stream"]
+    """The functions that take whole samples: all but those of one step of a sequence, which `test_streams` calls."""
+    return [call for call in made.calls if not call.name.startswith("stream")]
 
 
 def compare(functions: Functions, n: int, arrays: dict[str, np.ndarray]) -> None:

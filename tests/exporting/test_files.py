@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, BatchNorm, Chain, Conv, Dense, Flatten, SquaredLoss, tanh
+from chains import Adam, BatchNorm, Chain, Conv, Dense, Embedding, Flatten, MaxPool, SquaredLoss, tanh
 from chains.exporting.libraries import archive
 from chains.exporting.targets import TARGETS, targets_of
 from tests.exporting.support import interface, loaded, object_code, tool
 
 NET = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
+POOLED = Chain(Conv(1, 2, 3), MaxPool(3, stride=1), Flatten(), Dense(32, 2), input_shape=(1, 8, 8))
 LINUX = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "riscv64")
 
 
@@ -164,6 +165,10 @@ def test_an_archive_is_what_ar_writes(tmp_path):
         ({"loss": SquaredLoss(), "optimizer": Adam(1e-3), "p": NET.init(0)}, ValueError, "leave one of them out"),
         ({"path": "model.wasm"}, ValueError, "no files '.wasm'"),
         ({"header": 1}, TypeError, "`header`"),
+        ({"derivatives": "jacobian"}, TypeError, "`derivatives` .*a tuple of names"),
+        ({"derivatives": ("jacobain",)}, ValueError, "`derivatives`.*did you mean .jacobian."),
+        ({"net": Chain(Embedding(5, 3), input_shape=(2,)), "derivatives": ("jvp",)}, TypeError, "ids.*leave `derivatives` out"),
+        ({"net": POOLED, "derivatives": ("hessian",)}, NotImplementedError, "max pools.*1.MaxPool"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed, error, message, tmp_path):

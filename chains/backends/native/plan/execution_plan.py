@@ -194,6 +194,7 @@ class ExecutionPlan:
     processor: Processor
     parts: int = 1
     gathered: bool = False
+    max_scratch_bytes: int | None = None  # of the buffers of a tile, where that allows a tile of one sample
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
@@ -206,10 +207,13 @@ class ExecutionPlan:
     tile_bytes: int = 0  # scratch memory of a tile: its buffers, then workspace
 
     @classmethod
-    def of(cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False) -> ExecutionPlan:
+    def of(
+        cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False,
+        max_scratch_bytes: int | None = None,
+    ) -> ExecutionPlan:  # fmt: skip
         """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
-        return cls(program, processor, parts, gathered, steps)
+        return cls(program, processor, parts, gathered, max_scratch_bytes, steps)
 
     @property
     def lanes(self) -> int:

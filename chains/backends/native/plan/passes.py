@@ -44,14 +44,16 @@ def name_of(function: Pass) -> str:
 
 
 def plan_of(
-    program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False
-) -> ExecutionPlan:
+    program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False,
+    max_scratch_bytes: int | None = None,
+) -> ExecutionPlan:  # fmt: skip
     """The plan of a program, with products partitioned among `parts` threads if that is worth it, `gathered` or not.
 
-    `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a product that no
+    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. `watch` is called with the name of each
+    pass and the plan after it. Raises UnsupportedOperationError for a product that no
     kernel can do.
     """
-    plan = ExecutionPlan.of(program, processor, parts, gathered)
+    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes)
     for function in PASSES:
         plan = function(plan)
         if watch:

@@ -10,7 +10,7 @@ from chains.backends.native.kernels.products import FusedProduct, needs_packing,
 from chains.backends.native.kernels.samples import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
 from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, MatMul
-from chains.program.scratch import Lifetime, plan_scratch
+from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
@@ -97,12 +97,19 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     unit = _unit(plan)
     fitting = TILE_BYTES // max(1, scratch.bytes_per_sample) // unit * unit
     tile = lanes if plan.laned else max(unit, min(MAX_TILE_SAMPLES, fitting))
+    if plan.max_scratch_bytes is not None and not plan.laned:
+        tile = min(tile, _fitting_tile(scratch, plan.max_scratch_bytes))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
     spaces += [matmul.workspace(step.operation, lanes) for step in plan.steps]
     packs = any(step.fused_product for step in plan.products)
     spaces += [gemm.workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
+
+
+def _fitting_tile(scratch: ScratchPlan[Buffer], max_bytes: int) -> int:
+    """The most samples of a tile whose buffers take no more bytes, at least one."""
+    return next((tile for tile in range(TILE_ROWS, 1, -1) if scratch.nbytes(tile * 9 // 8) <= max_bytes), 1)
 
 
 def _unit(plan: ExecutionPlan) -> int:
