@@ -5,6 +5,7 @@ A writer of a layer takes the model's nodes, the declared layer, and the name of
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -266,6 +267,28 @@ def append(nodes: Nodes, d: Declaration, layer: layers.Append, x: str) -> str:
     return nodes.node("Concat", x, nodes.node("Expand", nodes.constant(f"{d.name}.values", values), shape), axis=-1)
 
 
+def waves(nodes: Nodes, d: Declaration, x: str, frequencies: np.ndarray) -> str:
+    """The sines of the angles x @ frequencies, then the cosines, which are sines a quarter of a period later."""
+    weight = nodes.constant(f"{d.name}.frequencies", np.tile(frequencies, 2))
+    phases = nodes.constant(f"{d.name}.phases", np.repeat([0.0, 0.5 * math.pi], frequencies.shape[1]))
+    return nodes.node("Sin", nodes.node("Add", nodes.node("MatMul", x, weight), phases))
+
+
+def periodic(nodes: Nodes, d: Declaration, layer: layers.Periodic, x: str) -> str:
+    """The inputs that are copied and the sines and cosines of the others, in the order of the inputs."""
+    sines = [(k, period) for k, period in enumerate(layer.periods) if period is not None]
+    frequencies = np.zeros((len(layer.periods), len(sines), layer.harmonics))
+    for number, (k, period) in enumerate(sines):
+        frequencies[k, number] = layer.angular_frequencies(period)
+    y = waves(nodes, d, x, frequencies.reshape(len(layer.periods), -1))
+    copied = [k for k, period in enumerate(layer.periods) if period is None]
+    if copied:
+        y = nodes.node("Concat", nodes.node("Gather", x, nodes.integers(*copied), axis=-1), y, axis=-1)
+    # The input of each entry of y; a stable sort moves the entries of an input together.
+    owners = [*copied, *np.repeat([k for k, _ in sines] * 2, layer.harmonics)]
+    return nodes.node("Gather", y, nodes.integers(*np.argsort(owners, kind="stable").tolist()), axis=-1)
+
+
 def upsample(nodes: Nodes, d: Declaration, layer: layers.Upsample, x: str) -> str:
     factors = [new / old for new, old in zip(d.output_shape, d.input, strict=True)]
     scales = nodes.constant("scales_" + "_".join(map(str, factors)), np.array([1.0, *factors]), np.float32)
@@ -419,6 +442,8 @@ WRITERS: dict[type, Callable[[Nodes, Declaration, Any, str], str]] = {
     layers.Scale: lambda nodes, d, layer, x: nodes.node("Mul", x, nodes.array(d, "scale")),
     layers.Shift: lambda nodes, d, layer, x: nodes.node("Add", x, nodes.array(d, "shift")),
     layers.Append: append,
+    layers.Fourier: lambda nodes, d, layer, x: waves(nodes, d, x, 2.0 * math.pi * nodes.value(d, "frequencies")),
+    layers.Periodic: periodic,
     layers.Select: lambda nodes, d, layer, x: nodes.node("Gather", x, nodes.integers(*layer.indices), axis=-1),
     layers.Reshape: lambda nodes, d, layer, x: nodes.reshaped(x, *d.output_shape),
     layers.LogSoftmax: lambda nodes, d, layer, x: nodes.node("LogSoftmax", x, axis=-1),

@@ -9,6 +9,7 @@ from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
 from chains.layers.equations import Equations
+from chains.layers.fourier import Fourier, Periodic
 from chains.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
@@ -19,8 +20,8 @@ from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "GRU", "LSTM", "ODE", "RNN", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell", "Conv",
-    "ConvTranspose", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "GRUCell", "GlobalAvgPool",
-    "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Pad", "Parallel", "PositionalEncoding", "RMSNorm",
-    "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout",
-    "TransformerBlock", "Upsample",
+    "ConvTranspose", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier", "GRUCell",
+    "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Pad", "Parallel", "Periodic",
+    "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift",
+    "Softmax", "SpatialDropout", "TransformerBlock", "Upsample",
 ]  # fmt: skip

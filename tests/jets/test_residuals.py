@@ -13,6 +13,7 @@ import pytest
 import chains
 from chains import Adam, Append, BatchNorm, Chain, Dense, ResidualProblem, Term, tanh, train
 from chains.expr import cos, sin, sqrt
+from chains.layers import Fourier, Periodic
 from chains.program.recorder import Recorder
 from tests.harness import BACKENDS
 
@@ -222,6 +223,65 @@ def test_training_lowers_the_residual_and_equal_problems_share_programs():
     assert hash(again.loss) == hash(problem.loss)
     for twin in (pickle.loads(pickle.dumps(problem.loss)), copy.deepcopy(problem.loss)):
         assert twin == problem.loss
+
+
+# Features for residuals
+
+
+def slope_along(net: Chain, problem: ResidualProblem, p: np.ndarray, v: np.ndarray, step: float = 1e-5) -> float:
+    """The central difference of the loss along v."""
+    above, below = (net.loss(p + sign * step * v, problem.x, problem.t, problem.loss) for sign in (1.0, -1.0))
+    return (above - below) / (2.0 * step)
+
+
+TOP = Term(lambda u: u.xxxx + u * u.t - u.d("t", "x") + u.xx, POINTS)  # derivatives up to the highest order
+
+
+@every_backend
+@pytest.mark.parametrize("trained", [False, True])
+def test_residuals_of_fourier_features_are_those_of_their_waves(trained, backend):
+    net = Chain(Fourier(2, 3, 0.4, trained=trained), Dense(6, 1), backend=backend)
+    p = net.init(seed=5, dtype=np.float64)
+    frequencies, weight, bias = net.views(p).values()
+    t, x = 2.0 * math.pi * frequencies
+    angles = POINTS @ np.array([t, x])
+
+    def along(order, factors):
+        turned = angles + 0.5 * math.pi * order
+        return (factors * np.sin(turned)) @ weight[:3, 0] + (factors * np.cos(turned)) @ weight[3:, 0]
+
+    u = along(0, 1.0) + bias
+    residual = along(4, x**4) + u * along(1, t) - along(2, t * x) + along(2, x * x)
+    problem = ResidualProblem(("t", "x"), ("u",), [TOP])
+    value, g = net.value_and_grad(p, problem.x, problem.t, problem.loss)
+    assert value == pytest.approx(np.mean(residual**2), rel=1e-10)
+    v = np.random.default_rng(6).normal(size=p.shape)
+    v[: frequencies.size] *= trained
+    assert g @ v == pytest.approx(slope_along(net, problem, p, v), rel=1e-6)
+    for method in ("BFGS", "LM"):
+        found = chains.minimize(net.objective(problem.x, problem.t, problem.loss), p, method, maxiter=5)
+        assert found.fun < 0.9 * value
+        assert np.array_equal(found.x[: frequencies.size], frequencies.ravel()) != trained
+
+
+@every_backend
+def test_periodic_inputs_give_periodic_derivatives(backend):
+    net = Chain(Periodic((None, 2.0), 2), Dense(5, 6, tanh), Dense(6, 1), backend=backend)
+    p = net.init(seed=5, dtype=np.float64)
+    problem, later = (
+        ResidualProblem(("t", "x"), ("u",), [replace(TOP, points=POINTS + np.array([0.0, shift]))]) for shift in (0.0, 2.0)
+    )
+    here, there = (net.objective(each.x, each.t, each.loss) for each in (problem, later))
+    np.testing.assert_allclose(here.residuals(p), there.residuals(p), rtol=1e-9, atol=1e-9 * np.abs(here.residuals(p)).max())
+    v = np.random.default_rng(6).normal(size=p.shape)
+    assert here.gradient(p) @ v == pytest.approx(slope_along(net, problem, p, v), rel=1e-6)
+    # A linear layer behind sines: the fourth derivative is known.
+    line = Chain(Periodic(2.0, 1), Dense(2, 1, bias=False), backend=backend)
+    x = POINTS[:, :1]
+    wave = ResidualProblem(("x",), ("u",), [Term(lambda u: u.xxxx - math.pi**4 * u, x)])
+    q = np.array([0.7, -0.4])
+    assert line.loss(q, wave.x, wave.t, wave.loss) < 1e-22
+    np.testing.assert_allclose(line(x, q), 0.7 * np.sin(math.pi * x) - 0.4 * np.cos(math.pi * x), atol=1e-14)
 
 
 # Points drawn by the residual

@@ -177,6 +177,29 @@ def test_scale_and_shift(x):
     assert_close(y, x * p["0.scale"] + p["1.shift"], 1e-14)
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_fourier(x, trained):
+    layer = chains.layers.Fourier(x.shape[-1], 4, 0.7, trained=trained)
+    y, p = run(layer, x)
+    angles = 2.0 * np.pi * x @ p["0.frequencies"]
+    assert_close(y, np.concatenate([np.sin(angles), np.cos(angles)], -1), 1e-13)
+    net = Chain(layer, input_shape=x.shape[1:])
+    assert net.frozen == (set() if trained else {"0.frequencies"})
+    wide = Chain(chains.layers.Fourier(50, 200, 0.7, trained=trained))
+    assert wide.init(seed=0, dtype=np.float64).std() == pytest.approx(0.7, rel=0.05)
+
+
+def test_periodic(x):
+    n, periods = x.shape[-1], [None, 2.0, 0.5]
+    periods = [periods[k % 3] for k in range(1, n + 1)]
+    y, _ = run(chains.layers.Periodic(periods, 2), x)
+    parts = []
+    for k, period in enumerate(periods):
+        angles = [] if period is None else [2.0 * np.pi * j * x[..., k] / period for j in (1, 2)]
+        parts += [np.sin(a) for a in angles] + [np.cos(a) for a in angles] if angles else [x[..., k]]
+    assert_close(y, np.stack(parts, -1), 1e-13)
+
+
 def test_append(x):
     y, p = run(chains.Append(a=0.5, b=-1.0), x)
     assert {name: value.shape for name, value in p.items()} == {"0.a": (1,), "0.b": (1,)}
@@ -382,6 +405,7 @@ def test_repr_can_be_evaluated():
                  "TransformerBlock(4, 2, 16)", "TransformerBlock(4, 2, 8, activation=tanh, causal=True, dropout=0.1)",
                  "PositionalEncoding()", "PositionalEncoding('learned')", "CausalConv(2, 3, 2)", "Select([1, -1])",
                  "CausalConv(2, 3, 2, tanh, dilation=4, bias=False)",
+                 "Fourier(2, 16, 0.5, trained=True)", "Periodic((None, 2.0), 3)", "Periodic(2, 1)",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
                  "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",
@@ -390,7 +414,7 @@ def test_repr_can_be_evaluated():
                  "Conv(1, 2, 2, padding=((0, 1), (0, 1)))", "ConvTranspose(2, 3, 2, tanh, stride=2, output_padding=1)",
                  "MaxPool(2)", "MaxPool((2, 3), stride=1, padding=1)", "AvgPool((2,), count_padding=False)",
                  "GlobalAvgPool()", "Upsample((1, 2))", "Upsample(3)", "Pad(1)", "Pad(((1, 0), (2, 2)))"):  # fmt: skip
-        assert repr(eval(text, vars(chains))) == text
+        assert repr(eval(text, vars(chains.layers) | vars(chains))) == text
 
 
 # Dropout

@@ -37,7 +37,7 @@ def plain(draw, shape):
         return of_images(draw, shape)
     if len(shape) == 2 and draw(st.booleans()):
         return of_encoders(draw, shape[1]) if draw(st.booleans()) else of_sequences(draw, shape[1])
-    kinds = "Dense Dense Activation Scale Shift Append Select Dropout Softmax Reshape Norm ODE own"
+    kinds = "Dense Dense Activation Scale Shift Append Select Waves Dropout Softmax Reshape Norm ODE own"
     kind = draw(st.sampled_from(kinds.split()))
     if kind == "Dense":
         bias = draw(st.booleans())
@@ -48,6 +48,10 @@ def plain(draw, shape):
         return chains.Append(**{name: draw(st.sampled_from([-1.0, 0.5])) for name in draw(st.sampled_from(["a", "ab"]))})
     if kind == "Select":
         return chains.Select(draw(st.lists(st.integers(-shape[-1], shape[-1] - 1), min_size=1, max_size=4)))
+    if kind == "Waves":
+        periods = [draw(st.sampled_from([None, 3.0, 5.0])) for _ in range(shape[-1] - 1)]
+        fourier = chains.layers.Fourier(shape[-1], draw(st.integers(1, 3)), 0.1, trained=draw(st.booleans()))
+        return draw(st.sampled_from([fourier, chains.layers.Periodic((*periods, 4.0), draw(st.integers(1, 2)))]))
     if kind == "ODE":
         return of_equations(draw, math.prod(shape))
     if kind == "Dropout":
