@@ -13,8 +13,8 @@ from benchmarks.harness.machine import blas_modes, sgemm_rates
 from benchmarks.harness.peers import Options
 from benchmarks.harness.timing import Contestant, Criterion, Table, in_modes
 from benchmarks.problems.dense import Problem
-from chains.backends import Feed
 from chains.backends import backend as find_backend
+from chains.backends.base import Feed
 
 BACKENDS = ("numpy", "native")  # those that this version of chains lacks are skipped
 INSIDE = "inside a loop: chains native"  # the name of the row

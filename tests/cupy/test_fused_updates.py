@@ -7,7 +7,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, AdamW, Chain, Dense, FrontLastPenalty, L1Penalty, L2Penalty, SquaredLoss, backends, tanh, train
-from chains.backends.cupy.fused import program as module
+from chains.backends.cupy import fused_program as module
 from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.fused_program import fused_program

@@ -50,7 +50,7 @@ def test_training_takes_them_and_wrong_ones_are_refused():
         net(x, p, lengths=np.array([5, 1, 1]))
     with pytest.raises(ValueError, match="this network has no recurrent layer"):
         net.step(x, p, None)
-    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1: .*; `ode_steps\(net, p, x\)` tells what became"):
+    with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1: .*; `ode_steps\(net, p, x\)` gives the status"):
         chains.train(net, p, x, t, MSELoss(), chains.SGD(0.1), epochs=1, batch_size=None)
 
 
