@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import sigmoid
-from chains.expr import exp, log1p, maximum, sign, where
+from chains.expr import exp, log, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
 from chains.expr.formulas import Replay, traced
 from chains.layers.softmax import log_sum_exp
@@ -26,6 +26,20 @@ from chains.program.recorder import Recorder
 from chains.program.settings import FrozenOnceRecorded
 from chains.program.view import View
 from chains.support.checks import check_flags, check_labels, check_number, check_text
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "GaussianNLLLoss",
+    "HuberLoss",
+    "L1Loss",
+    "Loss",
+    "MSELoss",
+    "PoissonNLLLoss",
+    "QuantileLoss",
+    "SquaredLoss",
+    "loss",
+]
 
 SampleShape = tuple[int, ...]
 
@@ -252,6 +266,212 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         low, high = t.min(), t.max()
         if not (low >= 0 and high <= 1):
             raise ValueError(f"targets must be from 0 to 1, got {high if low >= 0 else low}")
+
+
+def poisson(y: Any, t: Any) -> Any:
+    """The negative log-likelihood of a count t, for the logarithm y of the mean, without the terms that depend on t alone."""
+    return exp(y) - t * y
+
+
+def poisson_slope(y: Any, t: Any) -> Any:
+    return exp(y) - t
+
+
+@dataclass(frozen=True)
+class _PoissonOfMean:
+    """`poisson` for the mean y itself and, with `slope`, its derivative."""
+
+    eps: float
+    slope: bool = False
+
+    def __call__(self, y: Any, t: Any) -> Any:
+        return 1.0 - t / (y + self.eps) if self.slope else y - t * log(y + self.eps)
+
+
+@dataclass(frozen=True)
+class _WithStirling:
+    """`function` plus Stirling's approximation of log(t!), which is 0 for counts of 0 and 1."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, y: Any, t: Any) -> Any:
+        n = maximum(t, 1.0)
+        return self.function(y, t) + where(t > 1.0, (n + 0.5) * log(n) - n + 0.5 * math.log(2.0 * math.pi), 0.0)
+
+
+class PoissonNLLLoss(ElementwiseLoss):
+    """The mean negative log-likelihood of counts t >= 0 with Poisson's distribution, as PyTorch's.
+
+    Parameters
+    ----------
+    log_input : bool
+        Whether outputs y are the logarithms of means, with terms ``exp(y) - t * y``. Otherwise they are the means, which must
+        not be negative, such as those of softplus, with terms ``y - t * log(y + eps)``.
+    full : bool
+        Whether to add Stirling's approximation of ``log(t!)`` where t > 1: ``t * log(t) - t + log(2 * pi * t) / 2``.
+    eps : float
+        Keeps the logarithm of a mean finite; positive.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other settings.
+    """
+
+    def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8) -> None:
+        check_flags(log_input=log_input, full=full)
+        check_number("eps", eps, "in (0, inf)")
+        function, slope = (poisson, poisson_slope) if log_input else (_PoissonOfMean(eps), _PoissonOfMean(eps, slope=True))
+        name = f"PoissonNLLLoss(log_input={log_input}, full={full}, eps={eps:g})"
+        super().__init__(name, _WithStirling(function) if full else function, slope, average=True)
+
+    def check_values(self, t: np.ndarray, output: SampleShape) -> None:
+        if not (low := t.min()) >= 0:
+            raise ValueError(f"counts must not be negative, got {low}")
+
+
+def _check_blocks(output: SampleShape, target: SampleShape, blocks: int, what: str) -> None:
+    """Raise ValueError unless the last axis of outputs holds `blocks` numbers for each target."""
+    if not output or output[-1] % blocks:
+        raise ValueError(f"outputs must have {what} along their last axis, got the sample shape {output}")
+    wanted = (*output[:-1], output[-1] // blocks)
+    if target not in (wanted, wanted[:-1] if wanted[-1] == 1 else wanted):
+        raise ValueError(
+            f"targets for outputs of sample shape {output}, with {what} along the last axis, must have the sample shape "
+            f"{wanted}, got {target}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianNLLLoss(Loss):
+    """The mean negative log-likelihood of targets with normal distributions, whose means and variances are the outputs.
+
+    The last axis of the outputs holds all means, then all variances: outputs of sample shape (*shape, 2 * n) are for targets
+    (*shape, n), or (*shape) where n is 1. Each target t with its mean m and variance v has the term
+    ``(log(v) + (t - m)**2 / v) / 2``. PyTorch's takes the means as ``input`` and the variances as ``var``.
+
+    Parameters
+    ----------
+    full : bool
+        Whether to add ``log(2 * pi) / 2`` to each term.
+    eps : float
+        The smallest variance; smaller ones, also negative ones, count as this one. As in PyTorch, the gradient is then the
+        one at this variance, not 0. Positive.
+    log_variance : bool
+        Whether the second half of the outputs is the logarithms of the variances, which a linear layer may give.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other settings.
+    """
+
+    full: bool = False
+    eps: float = 1e-6
+    log_variance: bool = False
+
+    weighs_targets = True
+
+    def __post_init__(self) -> None:
+        check_flags(full=self.full, log_variance=self.log_variance)
+        check_number("eps", self.eps, "in (0, inf)")
+
+    def check_target(self, output: SampleShape, target: SampleShape) -> None:
+        _check_blocks(output, target, 2, "means and variances")
+
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        n = y.sample_shape[-1] // 2
+        mean, spread = (y.slice(-1, k * n, (k + 1) * n) for k in range(2))
+        slopes = (dy.slice(-1, k * n, (k + 1) * n) for k in range(2))
+        terms = ops.scratch("terms", mean.sample_shape)
+        w = ops.constant("one", np.ones(())) if w is None else _column(w, y.ndim)
+        inverse, factor = ops.inverse_batch, 1.0 / mean.sample_size
+        constant = math.log(2.0 * math.pi) if self.full else 0.0
+
+        def of_terms(m: Any, s: Any, t: Any, w: Any, inverse: Any) -> tuple[Any, Any, Any]:
+            d = m - t
+            s = maximum(s, math.log(self.eps) if self.log_variance else self.eps)
+            precision, logarithm = (exp(-s), s) if self.log_variance else (1.0 / s, log(s))
+            square = d * d * precision
+            slope = 1.0 - square if self.log_variance else (1.0 - square) * precision
+            weight = w * (inverse * factor)
+            formulas = (logarithm + square + constant) * w, d * precision * weight, slope * (0.5 * weight)
+            return tuple(where(w == 0.0, 0.0, each) for each in formulas)
+
+        ops.map((terms, *slopes), of_terms, mean, spread, _column(t, y.ndim), w, inverse)
+        ops.sum(value, terms)
+        ops.map(value, lambda value, inverse: value * (inverse * (0.5 * factor)), value, inverse)
+
+
+def pinball(y: Any, t: Any, q: Any) -> Any:
+    """The loss of a target t whose quantile q is said to be y."""
+    return where(y > t, (1.0 - q) * (y - t), q * (t - y))
+
+
+def pinball_slope(y: Any, t: Any, q: Any) -> Any:
+    return where(y > t, 1.0 - q, where(y < t, -q, 0.0))
+
+
+@dataclass(frozen=True)
+class QuantileLoss(Loss):
+    """The mean pinball loss, ``max(q * (t - y), (q - 1) * (t - y))``; its minimum is the quantile q. Slope 0 where y is t.
+
+    Source: Koenker and Bassett 1978. ``QuantileLoss(0.5)`` is half of `L1Loss`.
+
+    Parameters
+    ----------
+    q : float or sequence of float
+        One quantile, or several: the last axis of the outputs then holds the first quantile of all targets, then the second,
+        and so on. Outputs of sample shape (*shape, len(q) * n) are for targets (*shape, n), or (*shape) where n is 1. Between
+        0 and 1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For other quantiles.
+    """
+
+    q: float | tuple[float, ...]
+
+    weighs_targets = True
+
+    def __post_init__(self) -> None:
+        quantiles: tuple[float, ...] = tuple(self.q) if np.ndim(self.q) else (self.q,)  # type: ignore
+        if not quantiles:
+            raise ValueError("`q` (=()) must have a quantile")
+        for q in quantiles:
+            check_number("q", q, "in (0, 1)")
+        object.__setattr__(self, "q", tuple(float(q) for q in quantiles) if np.ndim(self.q) else float(quantiles[0]))
+
+    @property
+    def _quantiles(self) -> tuple[float, ...]:
+        return self.q if isinstance(self.q, tuple) else (self.q,)
+
+    def check_target(self, output: SampleShape, target: SampleShape) -> None:
+        if isinstance(self.q, tuple):
+            _check_blocks(output, target, len(self.q), f"{len(self.q)} quantiles")
+        else:
+            super().check_target(output, target)
+
+    def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
+        if not y.sample_shape:
+            y, dy = y.expand(-1), dy.expand(-1)
+        parts, slopes = (view.split(-1, len(self._quantiles)) for view in (y, dy))  # (batch, *shape, quantiles, n)
+        terms = ops.scratch("terms", parts.sample_shape)
+        quantiles = ops.constant("quantiles", np.array(self._quantiles)[:, None])
+        t = _column(t, y.ndim).expand(-2)
+        w = ops.constant("one", np.ones(())) if w is None else _column(w, y.ndim).expand(-2)
+        inverse, factor = ops.inverse_batch, 1.0 / y.sample_size
+        ops.map(
+            (terms, slopes),
+            lambda y, t, q, w, inverse: (
+                where(w == 0.0, 0.0, pinball(y, t, q) * w),
+                where(w == 0.0, 0.0, pinball_slope(y, t, q) * (w * (inverse * factor))),
+            ),
+            parts, t, quantiles, w, inverse,
+        )  # fmt: skip
+        ops.sum(value, terms)
+        ops.map(value, lambda value, inverse: value * (inverse * factor), value, inverse)
 
 
 @dataclass(frozen=True)

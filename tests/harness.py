@@ -51,7 +51,7 @@ class Case:
     layers: tuple[Layer, ...]
     input_shape: tuple[int, ...] = (3,)
     loss: losses.Loss = SQUARED
-    targets: str = "real"  # or "labels", "probabilities", "one-hot", "fractions" (in [0, 1])
+    targets: str = "real"  # or another kind of `targets`
     weighted: str = ""  # or "samples", "targets"; some of these have the weight 0 and are NaN
     penalty: chains.Penalty | None = None
     frozen: tuple[str, ...] = ()
@@ -142,6 +142,10 @@ def targets(kind: str, rng: np.random.Generator, batch: int, shape: tuple[int, .
         return _exact(rng.uniform(0.2, 1.0, (batch, 3)))
     if kind == "real":
         return _exact(rng.normal(0.0, 1.0, (batch, *shape)))
+    if kind == "counts":
+        return rng.poisson(2.0, (batch, *shape)).astype(np.float64)
+    if kind == "halves":  # a number for each two outputs
+        return _exact(rng.normal(0.0, 1.0, (batch, *shape[:-1], shape[-1] // 2)))
     if kind == "fractions":
         return _exact(rng.uniform(0.0, 1.0, (batch, *shape)))
     if kind == "probabilities":
@@ -484,11 +488,20 @@ LOSSES: list[tuple[losses.Loss, str]] = [
     (chains.CrossEntropyLoss(), "probabilities"),
     (chains.BCEWithLogitsLoss(), "fractions"),
     (_OWN_LOSS, "real"),
+    (losses.PoissonNLLLoss(), "counts"),
+    (losses.GaussianNLLLoss(log_variance=True), "halves"),
+    (losses.QuantileLoss(0.8), "real"),
+    (losses.QuantileLoss([0.1, 0.7]), "halves"),
+]
+POSITIVE_LOSSES: list[tuple[losses.Loss, str]] = [  # of outputs that are not negative
+    (losses.PoissonNLLLoss(log_input=False, full=True, eps=1e-3), "counts"),
+    (losses.GaussianNLLLoss(full=True), "halves"),
 ]
 LOSS_CASES = [
     Case("-".join([f"{loss}-{kind}", *["sequence"] * len(shape[1:]), *[f"weighted-{weighted}"] * bool(weighted)]), type(loss),
-         (_dense(3, 4, chains.identity),), shape, loss=loss, targets=kind, weighted=weighted)
-    for loss, kind in LOSSES
+         (_dense(3, 4, f),), shape, loss=loss, targets=kind, weighted=weighted)
+    for losses_of, f in ((LOSSES, chains.identity), (POSITIVE_LOSSES, chains.softplus))
+    for loss, kind in losses_of
     for shape in ((3,), (2, 3))
     for weighted in ("", "samples", "targets")
 ]  # fmt: skip

@@ -11,21 +11,17 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
 
-from chains.expr import exp, log, maximum
-from chains.losses import ElementwiseLoss, Loss, SquaredLoss
+from chains.expr import log, maximum
+from chains.losses import ElementwiseLoss, Loss, SquaredLoss, poisson, poisson_slope
 from chains.sklearn.estimator import ChainEstimator
 from chains.support.checks import check_word
 
 SMALLEST = 1e-37  # of a count's logarithm, which is multiplied by the count
 
 
-def _poisson(y: Any, t: Any) -> Any:
+def _half_deviance(y: Any, t: Any) -> Any:
     """Half of Poisson's deviance, for the logarithm y of the mean."""
-    return exp(y) - t * y + t * (log(maximum(t, SMALLEST)) - 1.0)
-
-
-def _poisson_slope(y: Any, t: Any) -> Any:
-    return exp(y) - t
+    return poisson(y, t) + t * (log(maximum(t, SMALLEST)) - 1.0)
 
 
 @dataclass(eq=False, repr=False)
@@ -119,8 +115,8 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         if t.shape[1] != self.n_outputs_:
             raise ValueError(f"`y` must have {self.n_outputs_} outputs, as in the first call, got {t.shape[1]}")
         self.out_activation_ = "exp" if self.loss == "poisson" else "identity"
-        poisson = ElementwiseLoss("poisson", _poisson, _poisson_slope)
-        return t, poisson if self.loss == "poisson" else SquaredLoss()
+        deviance = ElementwiseLoss("poisson", _half_deviance, poisson_slope)
+        return t, deviance if self.loss == "poisson" else SquaredLoss()
 
     def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
         outputs = self._mean(outputs)

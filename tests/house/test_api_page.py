@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import backends, callbacks, data, expr, initializers, layers, models, program, schedules, testing
+from chains import backends, callbacks, data, expr, initializers, layers, losses, models, program, schedules, testing
 from chains.activations import ACTIVATIONS, Activation
 from chains.initializers import INITIALIZERS
 from chains.minimize.minimize import minimize
@@ -64,7 +64,9 @@ def owners() -> dict[str, Any]:
 
 OWNERS = owners()
 MODULES = {"data": data, "expr": expr, "models": models, "schedules": schedules, "testing": testing}
-ROOMS = {"callbacks": callbacks, "initializers": initializers, "layers": layers, "program": program}  # imported from there
+ROOMS = {  # imported from there
+    "callbacks": callbacks, "initializers": initializers, "layers": layers, "losses": losses, "program": program,
+}  # fmt: skip
 MET = {"Draws", "EnsembleHistory", "Objective", "Trajectory"}  # classes of results, not imported
 LATER = ("interop", "sklearn")  # modules that users import themselves, since they need other packages
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.

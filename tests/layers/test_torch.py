@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import chains
 from chains import Chain, Conv, Dense, MaxPool, Parallel, Residual, Scale, Series, Shift, train
 from chains.activations import ACTIVATIONS
+from chains.losses import GaussianNLLLoss, PoissonNLLLoss, QuantileLoss
 from tests.harness import BATCHES, CLIPPED, DTYPES, OPTIMIZERS, Case, assert_close, assert_same_bits, targets
 
 torch = pytest.importorskip("torch")
@@ -117,6 +119,19 @@ def cross_entropy(y, t):
     return F.cross_entropy(classes_second, t if t.ndim < y.ndim else t.movedim(-1, 1))
 
 
+def gaussian(**settings):
+    def peer(y, t):
+        mean, spread = y.chunk(2, dim=-1)
+        return F.gaussian_nll_loss(mean, t, spread if settings.get("full") else spread.exp(), **settings)
+
+    return peer
+
+
+def several_quantiles(y, t):
+    d = [t - part for part in y.chunk(2, dim=-1)]
+    return torch.stack([torch.maximum(q * d, (q - 1) * d) for q, d in zip((0.1, 0.7), d, strict=True)]).mean()
+
+
 LOSSES = {
     "SquaredLoss": (chains.SquaredLoss(), "real", lambda y, t: 0.5 * F.mse_loss(y, t, reduction="sum") / len(y)),
     "MSELoss": (chains.MSELoss(), "real", F.mse_loss),
@@ -126,6 +141,11 @@ LOSSES = {
     "CrossEntropyLoss-labels": (chains.CrossEntropyLoss(), "labels", cross_entropy),
     "CrossEntropyLoss-probabilities": (chains.CrossEntropyLoss(), "probabilities", cross_entropy),
     "BCEWithLogitsLoss": (chains.BCEWithLogitsLoss(), "fractions", F.binary_cross_entropy_with_logits),
+    "PoissonNLLLoss": (PoissonNLLLoss(), "counts", F.poisson_nll_loss),
+    "PoissonNLLLoss-full": (PoissonNLLLoss(full=True), "counts", partial(F.poisson_nll_loss, full=True)),
+    "GaussianNLLLoss-log_variance": (GaussianNLLLoss(log_variance=True), "halves", gaussian()),
+    "QuantileLoss": (QuantileLoss(0.5), "real", lambda y, t: 0.5 * F.l1_loss(y, t)),
+    "QuantileLoss-two": (QuantileLoss([0.1, 0.7]), "halves", several_quantiles),
 }
 
 
@@ -136,12 +156,35 @@ def tensor(t, dtype):
 @pytest.mark.parametrize("shape", [(3,), (2, 3)], ids=str)
 @pytest.mark.parametrize(("loss", "kind", "peer"), LOSSES.values(), ids=LOSSES)
 def test_losses(loss, kind, peer, shape, dtype, batch, backend_name):
-    net, rng = Chain(Dense(3, 5), input_shape=shape, backend=backend_name), np.random.default_rng(7)
+    net, rng = Chain(Dense(3, 6), input_shape=shape, backend=backend_name), np.random.default_rng(7)
     p, x = rng.normal(size=net.n_params).astype(dtype), rng.normal(size=(batch, *shape)).astype(dtype)
     t = targets(kind, rng, batch, net.output_shape)
     value, g = net.value_and_grad(p, x, t, loss)
     params = tensors(net, p)
     wanted = peer(linear(params, "0", torch.tensor(x)), tensor(t, dtype))
+    wanted.backward()
+    assert value == pytest.approx(wanted.item(), rel=CLOSE[np.dtype(dtype)])
+    assert_gradients(net, g, params, CLOSE[np.dtype(dtype)])
+
+
+POSITIVE_LOSSES = {
+    "PoissonNLLLoss": (
+        PoissonNLLLoss(log_input=False, full=True, eps=0.1), "counts",
+        partial(F.poisson_nll_loss, log_input=False, full=True, eps=0.1),
+    ),
+    "GaussianNLLLoss": (GaussianNLLLoss(full=True), "halves", gaussian(full=True)),
+    "GaussianNLLLoss-eps": (GaussianNLLLoss(full=True, eps=0.7), "halves", gaussian(full=True, eps=0.7)),  # about the half
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "kind", "peer"), POSITIVE_LOSSES.values(), ids=POSITIVE_LOSSES)
+def test_losses_of_outputs_that_are_not_negative(loss, kind, peer, dtype, batch, backend_name):
+    net, rng = Chain(Dense(3, 6, "softplus"), backend=backend_name), np.random.default_rng(7)
+    p, x = rng.normal(size=net.n_params).astype(dtype), rng.normal(size=(batch, 3)).astype(dtype)
+    t = targets(kind, rng, batch, net.output_shape)
+    value, g = net.value_and_grad(p, x, t, loss)
+    params = tensors(net, p)
+    wanted = peer(F.softplus(linear(params, "0", torch.tensor(x))), tensor(t, dtype))
     wanted.backward()
     assert value == pytest.approx(wanted.item(), rel=CLOSE[np.dtype(dtype)])
     assert_gradients(net, g, params, CLOSE[np.dtype(dtype)])

@@ -25,6 +25,7 @@ from chains import (
     train,
 )
 from chains.expr import exp, log
+from chains.losses import GaussianNLLLoss, PoissonNLLLoss, QuantileLoss
 from tests.harness import ROUNDING, assert_close, targets
 
 POISSON = chains.loss("poisson", lambda y, t: exp(y) - t * y + t * log(t))  # not finite for targets of 0 or NaN
@@ -37,6 +38,10 @@ LOSSES = [
     (CrossEntropyLoss(), "labels"),
     (CrossEntropyLoss(), "probabilities"),
     (POISSON, "fractions"),
+    (PoissonNLLLoss(full=True), "counts"),
+    (GaussianNLLLoss(log_variance=True), "halves"),
+    (QuantileLoss(0.8), "real"),
+    (QuantileLoss([0.1, 0.7]), "halves"),
 ]
 every_loss = pytest.mark.parametrize(("loss", "kind"), LOSSES, ids=str)
 
