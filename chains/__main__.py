@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--target", default="native", help="such as x86-64-v3,aarch64 (default: this computer)")
     command.add_argument("--name", default="model", help="what the names of all functions begin with (default: model)")
     command.add_argument("--gradient", default="both", choices=("parameters", "inputs", "both", "none"))
+    command.add_argument("--derivatives", default="", help="by the inputs: some of jvp,jacobian,hessian (default: none)")
     command.add_argument("--dtype", choices=("float32", "float64"), help="of all arrays (default: that of the file)")
     command.add_argument("--free", action="store_true", help="leave the parameters an argument, rather than a part of the code")
     command.add_argument("--no-header", action="store_true", help="write no C header")
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         given.run(given)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, NotImplementedError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     return 0
 
@@ -50,6 +51,7 @@ def export_file(given: argparse.Namespace) -> None:
     written = export(
         net, given.output, arrays[0], state=arrays[1], name=given.name, dtype=given.dtype or p.dtype, target=given.target,
         gradient=None if given.gradient == "none" else given.gradient,
+        derivatives=[each.strip() for each in given.derivatives.split(",") if each.strip()],
         header=not given.no_header, fortran=not given.no_fortran,
     )  # fmt: skip
     for path in written:

@@ -88,11 +88,8 @@ class Planned:
         self._take(plan_of(call.program, target.processor))
         if self.wants_workspace and call.name.removeprefix("stream_") in DERIVATIVES:
             # Arrays with a row for each direction are long, but no sum depends on the size of tiles: smaller ones may fit.
-            whole = self.plan
-            free = target.stack - (self.scratch.fixed_bytes - whole.workspace_offset)
+            free = target.stack - (self.scratch.fixed_bytes - self.plan.workspace_offset)
             self._take(plan_of(call.program, target.processor, max_scratch_bytes=free))
-            if self.wants_workspace:
-                self._take(whole)
 
     def _take(self, plan: ExecutionPlan) -> None:
         self.plan = plan

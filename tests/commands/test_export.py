@@ -26,10 +26,14 @@ def test_files_are_written_for_all_targets(tmp_path, capsys):
 
 def test_parameters_may_stay_arguments(tmp_path):
     given = ["--free", "--name", "net", "--gradient", "none", "--dtype", "float64", "--no-fortran"]
+    given += ["--derivatives", "jacobian, jvp"]
     main(["export", saved(tmp_path), "-o", str(tmp_path / "net.c"), *given])
     text = (tmp_path / "net.h").read_text()
     assert "void net_forward(ptrdiff_t n, const double *x, const double *p, const double *state, double *y" in text
     assert "net_vjp" not in text
+    assert "void net_jacobian(ptrdiff_t n, const double *x, const double *p, const double *state, double *J" in text
+    assert "net_jvp" in text
+    assert "net_hessian" not in text
     assert not (tmp_path / "net.f90").exists()
 
 

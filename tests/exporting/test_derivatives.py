@@ -74,7 +74,7 @@ def test_bits_are_those_of_the_native_backend(case):
     dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]
     net = case.net()
     functions = loaded(interface(net, dtype, gradient=None, derivatives=ALL))
-    for n in (1, 20):
+    for n in (1, 13):  # no more than the smallest tile
         batch, arrays = data(case, n, dtype)
         arrays |= {name: array for name, array in random_arrays(net, batch, 0, dtype).items() if name in ("dx", "v")}
         compare(functions, batch, arrays)
@@ -90,7 +90,7 @@ def test_c_source_computes_what_numpy_computes(case, tmp_path):
     compare_c(functions, batch, arrays, 1e-12)
 
 
-@pytest.mark.parametrize("sizes", [(2, 9, 7), (9, 8, 1), (3, 2)])
+@pytest.mark.parametrize("sizes", [(2, 9, 7), (9, 8, 1), (3, 2), (12, 64, 64, 15)])
 def test_jacobians_are_those_of_the_network_by_both_ways(sizes):
     net = Chain(*(Dense(*pair, relu) for pair in pairwise(sizes)))
     p, arrays = net.init(0, dtype="float64"), random_arrays(net, 70, 0)

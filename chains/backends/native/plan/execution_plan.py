@@ -194,7 +194,7 @@ class ExecutionPlan:
     processor: Processor
     parts: int = 1
     gathered: bool = False
-    max_scratch_bytes: int | None = None  # of the buffers of a tile, where that allows a tile of one sample
+    max_scratch_bytes: int | None = None  # of the buffers of a tile, where small tiles can keep it
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()

@@ -16,6 +16,7 @@ from chains.program.view import Batch, Buffer, Shape, View, c_strides
 TILE_BYTES = 16 << 10  # scratch of a tile: half of a first-level cache
 TILE_ROWS = 48  # tiles are multiples of this; the kernels' blocks of rows divide it. Tiles with images are one vector
 MAX_TILE_SAMPLES = 1024
+MIN_TILE_SAMPLES = 15  # with an eighth more, 16: what the lengths of buffers are multiples of
 
 
 def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
@@ -108,8 +109,10 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
 
 
 def _fitting_tile(scratch: ScratchPlan[Buffer], max_bytes: int) -> int:
-    """The most samples of a tile whose buffers take no more bytes, at least one."""
-    return next((tile for tile in range(TILE_ROWS, 1, -1) if scratch.nbytes(tile * 9 // 8) <= max_bytes), 1)
+    """The most samples of a tile whose buffers take no more bytes, at least as many as buffers have room for anyway."""
+    return next(
+        (n for n in range(TILE_ROWS, MIN_TILE_SAMPLES, -1) if scratch.nbytes(n * 9 // 8) <= max_bytes), MIN_TILE_SAMPLES
+    )
 
 
 def _unit(plan: ExecutionPlan) -> int:
