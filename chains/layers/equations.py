@@ -96,6 +96,9 @@ class Equations(Layer):
             _check_fit(f"networks[{name!r}]" if name in self.networks else "network", part, features, given)
         self.formula = Replay(_traced(formula, names))
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"networks": {}, "bounds": {}, **state})  # earlier pickles have neither
+
     @property
     def _learned(self) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
         """The networks, with the names of what each takes and gives."""

@@ -66,6 +66,9 @@ class HMC:
             check_number("step_size", self.step_size, "in (0, inf)", ", or None")
         check_number("target", self.target, "in (0, 1)")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"leapfrog_steps" if name == "leaps" else name: value for name, value in state.items()})
+
 
 def sample(
     net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, method: HMC, *, draws: int = 1000, warmup: int = 1000,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Chain, Dense, MSELoss
+from chains import HMC, Chain, Dense, Equations, MSELoss
 from chains.support.moved import MOVED
 from tests.files import earlier
 
@@ -52,6 +52,19 @@ def test_what_they_hold_is_as_it_was():
 @pytest.mark.parametrize("name", MOVED)
 def test_moved_modules_are_found(name):
     assert import_module(name).__name__ == name
+
+
+def test_renamed_and_later_settings_are_filled_in():
+    """Layers and samplers as earlier versions kept them: without settings that came later, and under earlier names."""
+    layer = Equations(lambda x, rate: rate * x, ("x",), parameters={"rate": 2.0})
+    wanted = repr(layer)
+    del vars(layer)["networks"], vars(layer)["bounds"]
+    net = Chain(pickle.loads(pickle.dumps(layer)))
+    assert repr(net[0]) == wanted
+    assert net([[3.0]], net.init(0, np.float64)) == 6.0
+    method = HMC(0.5, leapfrog_steps=7)
+    vars(method)["leaps"] = vars(method).pop("leapfrog_steps")
+    assert pickle.loads(pickle.dumps(method)) == HMC(0.5, leapfrog_steps=7)
 
 
 def test_what_has_other_parts_now_is_refused():
