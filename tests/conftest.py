@@ -66,6 +66,12 @@ def pytest_generate_tests(metafunc):
         calls[:] = chosen or calls[:1]
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    """Of the cases that -k names, most are left out like others: whoever adds a case should know."""
+    if config.getoption("keyword") and not config.getoption("--all-cases"):
+        terminalreporter.write_line("-k selects among the cases of every run; add --all-cases for all cases of that name")
+
+
 def pytest_collection_modifyitems(items):
     """One case after the other."""
     items[:] = selection.neighbours(items)

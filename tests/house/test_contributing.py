@@ -61,8 +61,10 @@ def listed(heading: str) -> set[str]:
 def test_the_lists_are_what_all_of_a_kind_touch(heading, things):
     assert len(things) > 10
     for thing in things:
-        assert listed(heading) <= places(thing), thing.__name__
-    assert touched(things) <= listed(heading)
+        lacking = listed(heading) - places(thing)
+        assert not lacking, f"{thing.__name__} is not named in {', '.join(sorted(lacking))}: see CONTRIBUTING.md, {heading}"
+    unlisted = touched(things) - listed(heading)
+    assert not unlisted, f"all are named in {', '.join(sorted(unlisted))}: CONTRIBUTING.md, {heading}, needs a row"
 
 
 def test_what_is_not_listed_is_found():
