@@ -1,4 +1,4 @@
-"""Regression by least squares, or of counts by Poisson's deviance."""
+"""Regression by least squares, of counts by Poisson's deviance, or of quantiles."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
 
 from chains.expr import log, maximum
-from chains.losses import ElementwiseLoss, Loss, SquaredLoss, poisson, poisson_slope
+from chains.losses import ElementwiseLoss, Loss, SquaredLoss, pinball, pinball_slope, poisson, poisson_slope
+from chains.losses import loss as make_loss
 from chains.sklearn.estimator import ChainEstimator
-from chains.support.checks import check_word
+from chains.support.checks import check_number, check_word
 
 SMALLEST = 1e-37  # of a count's logarithm, which is multiplied by the count
 
@@ -67,9 +68,11 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         Threads of `fit`; None is one, as everywhere in scikit-learn, and -1 all processors.
     backend : str
         That of the network; see `chains.Chain`.
-    loss : {"squared_error", "poisson"}
+    loss : {"squared_error", "poisson", "quantile"}
         "squared_error" is half the square; "poisson" is half of Poisson's deviance, for targets of zero and more: the network
-        gives the logarithm of the mean.
+        gives the logarithm of the mean; "quantile" is the pinball loss, as in `sklearn.linear_model.QuantileRegressor`.
+    quantile : float
+        The quantile that is predicted with "quantile", in (0, 1).
 
     Attributes
     ----------
@@ -101,9 +104,11 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
 
     _: KW_ONLY
     loss: str = "squared_error"
+    quantile: float = 0.5
 
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
-        check_word("loss", self.loss, "squared_error", "poisson")
+        check_word("loss", self.loss, "squared_error", "poisson", "quantile")
+        check_number("quantile", self.quantile, "in (0, 1)")
         t = np.asarray(y, dtype=np.float64)
         if t.ndim == 2 and t.shape[1] == 1:
             t = column_or_1d(t, warn=True)
@@ -115,8 +120,15 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         if t.shape[1] != self.n_outputs_:
             raise ValueError(f"`y` must have {self.n_outputs_} outputs, as in the first call, got {t.shape[1]}")
         self.out_activation_ = "exp" if self.loss == "poisson" else "identity"
-        deviance = ElementwiseLoss("poisson", _half_deviance, poisson_slope)
-        return t, deviance if self.loss == "poisson" else SquaredLoss()
+        return t, self._loss()
+
+    def _loss(self) -> Loss:
+        if self.loss == "poisson":
+            return ElementwiseLoss("poisson", _half_deviance, poisson_slope)
+        if self.loss == "quantile":
+            q = float(self.quantile)
+            return make_loss("quantile", lambda y, t: pinball(y, t, q), derivative=lambda y, t: pinball_slope(y, t, q))
+        return SquaredLoss()
 
     def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
         outputs = self._mean(outputs)

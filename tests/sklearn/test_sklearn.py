@@ -448,8 +448,27 @@ def test_counts():
     np.testing.assert_allclose(model.predict(X), other.predict(X), rtol=1e-4)
     with pytest.raises(ValueError, match=r"`y` must not be negative with `loss` .='poisson'., got -1"):
         ChainRegressor(loss="poisson").fit(X, y - 1.0)
-    with pytest.raises(ValueError, match=r"`loss` .='gamma'. must be 'squared_error' or 'poisson'"):
+    with pytest.raises(ValueError, match=r"`loss` .='gamma'. must be 'squared_error', 'poisson' or 'quantile'"):
         ChainRegressor(loss="gamma").fit(X, y)
+
+
+def test_quantiles():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 2))
+    y = X[:, 0] + rng.exponential(size=400) * (1.5 + np.tanh(X[:, 1]))
+    settings = {"solver": Adam(schedules.cosine(0.05, 1000)), "batch_size": 400, "alpha": 0.0, "max_iter": 1000}
+    from sklearn.linear_model import QuantileRegressor
+    from sklearn.metrics import mean_pinball_loss
+
+    for q in (0.1, 0.9):
+        model = ChainRegressor((), loss="quantile", quantile=q, n_iter_no_change=np.inf, random_state=0, **settings).fit(X, y)
+        other = QuantileRegressor(quantile=q, alpha=0.0).fit(X, y)
+        mine, theirs = (mean_pinball_loss(y, each.predict(X), alpha=q) for each in (model, other))
+        assert theirs <= mine * (1 + 1e-9)
+        assert mine == pytest.approx(theirs, rel=1e-3)
+        assert np.mean(y <= model.predict(X)) == pytest.approx(q, abs=0.01)
+    with pytest.raises(ValueError, match=r"`quantile` .=1.0. must be in .0, 1."):
+        ChainRegressor(loss="quantile", quantile=1.0).fit(X, y)
 
 
 def test_settings_of_numpys_types_count():
