@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,9 @@ class Loop(Operation):
     added: tuple[View, ...] = ()
     skip_where_zero: View | None = None
     from_zero: bool = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"skip_where_zero" if name == "only" else name: value for name, value in state.items()})
 
     @classmethod
     def of(

@@ -88,6 +88,9 @@ class View:
     name: str = field(default="", compare=False)  # for people; by default the buffer's name
     loop_strides: tuple[int, ...] = ()  # without zeros at the end
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({"loop_strides" if name == "moves" else name: value for name, value in state.items()})
+
     @property
     def ndim(self) -> int:
         return len(self.shape)

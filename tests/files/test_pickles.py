@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import chains
-from chains import HMC, Chain, Dense, Equations, MSELoss
+from chains import GRU, HMC, ODE, Chain, Dense, Equations, MSELoss
 from chains.support.moved import MOVED
+from chains.testing import run_program
 from tests.files import earlier
 
 PICKLES = pickle.loads(earlier.PICKLES)
@@ -65,6 +66,19 @@ def test_renamed_and_later_settings_are_filled_in():
     method = HMC(0.5, leapfrog_steps=7)
     vars(method)["leaps"] = vars(method).pop("leapfrog_steps")
     assert pickle.loads(pickle.dumps(method)) == HMC(0.5, leapfrog_steps=7)
+
+
+def test_programs_with_earlier_names_compute_the_same():
+    net = Chain(GRU(2, 3), ODE(Dense(3, 3), [0.0, 1.0], rtol=1e-3), input_shape=(4, 2))
+    program = net.program(dtype=np.float64)
+    kept = pickle.dumps(program, protocol=3)  # without lengths of frames
+    for name, earlier_name in ((b"loop_strides", b"moves"), (b"skip_where_zero", b"only")):
+        now, then = (b"X" + len(each).to_bytes(4, "little") + each for each in (name, earlier_name))
+        assert now in kept
+        kept = kept.replace(now, then)
+    arrays = {"p": net.init(0, np.float64), "x": RNG.normal(size=(3, 4, 2))}
+    wanted, found = (run_program(each, "numpy", 3, arrays)["y"] for each in (program, pickle.loads(kept)))
+    np.testing.assert_array_equal(found, wanted)
 
 
 def test_what_has_other_parts_now_is_refused():
