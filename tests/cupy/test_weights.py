@@ -7,6 +7,7 @@ import pytest
 
 from chains import Adam, BCEWithLogitsLoss, Chain, CrossEntropyLoss, Dense, MSELoss, loss, tanh, train
 from chains.expr import exp, log
+from chains.losses import GaussianNLLLoss, QuantileLoss
 from tests.cupy.support import EMULATED, needs_compiler
 from tests.harness import assert_close, targets
 
@@ -18,6 +19,8 @@ LOSSES = [
     (CrossEntropyLoss(), "labels"),
     (CrossEntropyLoss(), "probabilities"),
     (loss("poisson", lambda y, t: exp(y) - t * y + t * log(t)), "fractions"),
+    (GaussianNLLLoss(log_variance=True), "halves"),
+    (QuantileLoss([0.1, 0.7]), "halves"),
 ]
 
 
@@ -31,7 +34,7 @@ def test_targets_of_weight_zero_count_nothing(criterion, kind, name, device):
     without = np.where((one == 0).reshape(9, *[1] * (t.ndim - 1)), np.float32(np.nan), t)
     p = net.init(seed=1)
     for weights, spoilt in ((w, bad), (one, without)):
-        wanted = net.value_and_grad(p, x, t, criterion, weights=weights)
+        wanted = Chain(*net, input_shape=(2, 3), backend="numpy").value_and_grad(p, x, t, criterion, weights=weights)
         for found in (
             net.value_and_grad(p, x, spoilt, criterion, weights=weights, check_finite=True),
             net.value_and_grad(
