@@ -11,6 +11,7 @@ Cole-Hopf transform. The problem is that of Raissi, Perdikaris and Karniadakis (
 
     python examples/burgers.py            # some seconds
     python examples/burgers.py --full     # to a relative L2 error below 1e-3
+    python examples/burgers.py --full --uniform --rounds 4   # nothing is known of the shock: points drawn by the residual
     python examples/burgers.py --full --jax   # and by JAX from the same start, with this BFGS and with SciPy's
 """
 
@@ -46,9 +47,11 @@ def exact(points: np.ndarray) -> np.ndarray:
     return -(np.sin(np.pi * y) * weights).sum(axis=1) / weights.sum(axis=1)
 
 
-def points_of(count: int, seed: int) -> np.ndarray:
-    """Points (t, x) of the domain, a third of them near the shock."""
+def points_of(count: int, seed: int, *, uniform: bool = False) -> np.ndarray:
+    """Points (t, x) of the domain, a third of them near the shock, unless `uniform`."""
     rng = np.random.default_rng(seed)
+    if uniform:
+        return rng.uniform([0.0, -1.0], [1.0, 1.0], (count, 2))
     everywhere = rng.uniform([0.0, -1.0], [1.0, 1.0], (count - count // 3, 2))
     near = np.column_stack([rng.uniform(0.2, 1.0, count // 3), rng.normal(0.0, 0.05, count // 3).clip(-1.0, 1.0)])
     return np.concatenate([everywhere, near])
@@ -136,15 +139,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--points", type=int, help="in the domain")
     parser.add_argument("--adam", type=int, help="steps of Adam")
     parser.add_argument("--iterations", type=int, help="of the quasi-Newton method, at most")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="share the iterations; points are drawn by the residual between them"
+    )
+    parser.add_argument("--uniform", action="store_true", help="no more points near the shock than elsewhere")
     parser.add_argument("--method", default="BFGS", choices=["BFGS", "L-BFGS"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jax", action="store_true", help="the same by JAX too")
     chosen = parser.parse_args(arguments)
+    if chosen.jax and chosen.rounds > 1:
+        parser.error("--jax takes the points of one round")
     count = chosen.points or (2500 if chosen.full else 500)
     steps = (1000 if chosen.full else 100) if chosen.adam is None else chosen.adam
     iterations = chosen.iterations or (2000 if chosen.full else 100)
 
-    points, net = points_of(count, chosen.seed), network_of(20, 3)
+    points, net = points_of(count, chosen.seed, uniform=chosen.uniform), network_of(20, 3)
     problem = problem_of(points)
     start = net.init(seed=chosen.seed, dtype=np.float64)
     t, x = np.meshgrid(np.linspace(0.01, 1.0, 100), np.linspace(-1.0, 1.0, 257), indexing="ij")
@@ -184,9 +193,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         way: list[tuple[float, np.ndarray]] = []  # now and then, the time and the parameters
         calls: list[float] = []
 
-        def timed(p: np.ndarray, function: Any = function, calls: list[float] = calls) -> Any:
+        functions = [function]
+
+        def timed(p: np.ndarray, functions: list[Any] = functions, calls: list[float] = calls) -> Any:
             before = time.perf_counter()
-            found = function(p)
+            found = functions[-1](p)
             calls.append(time.perf_counter() - before)
             return found
 
@@ -194,7 +205,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not way or len(calls) - len(way) * LOOK_EVERY >= 0:
                 way.append((time.perf_counter() - begin, p))
 
-        result = minimizer(timed, p, chosen.method, iterations, note)
+        result = minimizer(timed, p, chosen.method, iterations // chosen.rounds, note)
+        for number in range(1, chosen.rounds):
+            candidates = points_of(20_000, number, uniform=True)
+            drawn = problem.resampled(net, result.x, candidates, number)
+            functions.append(net.objective(drawn.x, drawn.t, drawn.loss))
+            result = minimizer(timed, result.x, chosen.method, iterations // chosen.rounds, note)
         seconds = time.perf_counter() - begin
         reached = next((f"{moment:.2f}" for moment, p in way if error(p) < 1e-3), "-")
         print(

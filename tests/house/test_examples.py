@@ -112,6 +112,11 @@ def test_burgers(capsys):
     text = capsys.readouterr().out
     assert "921 parameters, 300 points" in text
     assert len(table_row(text.replace(" -\n", " 0\n"), "chains")) == 7
+    losses = []
+    for rounds in ("1", "2"):
+        module.main(["--points", "300", "--adam", "50", "--iterations", "200", "--uniform", "--rounds", rounds])
+        losses.append(table_row(capsys.readouterr().out.replace(" -\n", " 0\n"), "chains")[4])
+    assert losses[1] > 2.0 * losses[0]  # the second round has points where the residual is large
 
 
 def test_burgers_by_jax(capsys):
