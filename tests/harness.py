@@ -579,26 +579,29 @@ INITIALIZERS = {
 # The walk over the package: what has no case
 
 
-def uncovered() -> list[str]:
-    """What the package offers and no case shows, by name."""
+def uncovered() -> dict[str, str]:
+    """What the package offers and no case shows: its name, and the table of this file where a case is to be added."""
     everything = _classes()
     layer_types = {type(layer) for case in CASES for layer in case.layers}
     layer_types |= {type(layer.cell) for case in CASES for layer in case.layers if isinstance(layer, chains.Recurrent)}
     penalty_types = {type(penalty) for penalty in PENALTIES.values()}
-    shown: Mapping[type, set[type]] = {
-        Layer: layer_types,
-        losses.Loss: {type(case.loss) for case in CASES},
-        chains.Penalty: penalty_types,
-        chains.Optimizer: {type(optimizer) for optimizer in (OPTIMIZERS | DRAWING).values()},
+    shown: Mapping[type, tuple[str, set[type]]] = {
+        Layer: ("LAYERS", layer_types),
+        losses.Loss: ("LOSSES", {type(case.loss) for case in CASES}),
+        chains.Penalty: ("PENALTIES", penalty_types),
+        chains.Optimizer: ("OPTIMIZERS", {type(optimizer) for optimizer in (OPTIMIZERS | DRAWING).values()}),
     }
-    missing = [c.__name__ for base, have in shown.items() for c in everything if issubclass(c, base) and c not in have]
+    missing = {
+        c.__name__: table for base, (table, have) in shown.items() for c in everything if issubclass(c, base) and c not in have
+    }
     functions = {layer.f for case in CASES for layer in case.layers if isinstance(layer, chains.Activation)}
-    missing += [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
+    unknown = [name for name, f in ACTIVATIONS.items() if f not in functions or name not in ACTIVATION_FORMULAS]
+    missing |= dict.fromkeys(unknown, "ACTIVATION_FORMULAS")
     makers = [name for name, f in vars(schedules).items() if callable(f) and getattr(f, "__module__", "") == schedules.__name__]
-    missing += [name for name in makers if name not in SCHEDULES and not name.startswith("_")]
+    missing |= {name: "SCHEDULES" for name in makers if name not in SCHEDULES and not name.startswith("_")}
     kinds = {type(choice) for choice in INITIALIZERS.values()}
     found = [c for c in everything if c.__module__ == initial.__name__]
-    return missing + [c.__name__ for c in found if c not in kinds]
+    return missing | {c.__name__: "INITIALIZERS" for c in found if c not in kinds}
 
 
 def _classes() -> set[type]:
