@@ -112,13 +112,12 @@ def test_nothing_becomes_nan_far_out(name, at):
     assert np.isfinite(found).all()
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_activations_as_in_jax(name):
+def in_jax():
+    """The activations by name, in JAX."""
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)
     nn, jnp = jax.nn, jax.numpy
-    functions = {
+    return {
         "identity": lambda x: x,
         "sigmoid": nn.sigmoid,
         "tanh": jnp.tanh,
@@ -133,10 +132,21 @@ def test_activations_as_in_jax(name):
         "leaky_relu": nn.leaky_relu,
         "elu": nn.elu,
     }
+
+
+def test_every_activation_is_one_of_jax():
+    assert in_jax().keys() == ACTIVATIONS.keys()
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_as_in_jax(name):
+    jax = pytest.importorskip("jax")
+    function = in_jax()[name]
     for curve in (CURVE, OTHER, -OTHER):
 
         def along(e, curve=curve):
-            return functions[name](sum(c * e**k for k, c in enumerate(curve)))
+            return function(sum(c * e**k for k, c in enumerate(curve)))
 
         found, derivative = coefficients(trace(ACTIVATIONS[name].function, 1), curve), along
         for k in range(1, ORDER + 1):

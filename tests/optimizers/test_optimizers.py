@@ -49,24 +49,43 @@ def reference(optimizer, p, gradients, frozen=(), rate=None):
         g = np.where(free, g, 0.0).astype(np.float64)
         if optimizer.clip_norm is not None:
             g = g * min(1.0, optimizer.clip_norm / (np.linalg.norm(g) + 1e-6))
-        move = _move(optimizer, p, g, a, b, k, rate(k - 1) if callable(rate) else rate)
+        move = MOVES[type(optimizer).__name__](optimizer, p, g, a, b, k, rate(k - 1) if callable(rate) else rate)
         p = np.where(free, p + move, p)
     return p
 
 
-def _move(o, p, g, a, b, k, rate):
-    if isinstance(o, SGD):
-        a[:] = o.momentum * a + g
-        return -rate * (g + o.momentum * a if o.nesterov else a)
-    if isinstance(o, Adam):
-        a[:] = o.beta1 * a + (1 - o.beta1) * g
-        b[:] = o.beta2 * b + (1 - o.beta2) * g * g
-        mean, square = a / (1 - o.beta1**k), b / (1 - o.beta2**k)
-        decay = o.weight_decay if isinstance(o, AdamW) else 0.0
-        return -rate * decay * p - rate * mean / (np.sqrt(square) + o.eps)
-    a[:] = o.decay * a + (1 - o.decay) * g * g if isinstance(o, RMSProp) else a + g * g
-    assert isinstance(o, (RMSProp, Adagrad))
+def _sgd(o, p, g, a, b, k, rate):
+    a[:] = o.momentum * a + g
+    return -rate * (g + o.momentum * a if o.nesterov else a)
+
+
+def _adam(o, p, g, a, b, k, rate):
+    a[:] = o.beta1 * a + (1 - o.beta1) * g
+    b[:] = o.beta2 * b + (1 - o.beta2) * g * g
+    mean, square = a / (1 - o.beta1**k), b / (1 - o.beta2**k)
+    return -rate * mean / (np.sqrt(square) + o.eps)
+
+
+def _adamw(o, p, g, a, b, k, rate):
+    return _adam(o, p, g, a, b, k, rate) - rate * o.weight_decay * p
+
+
+def _rmsprop(o, p, g, a, b, k, rate):
+    a[:] = o.decay * a + (1 - o.decay) * g * g
     return -rate * g / (np.sqrt(a) + o.eps)
+
+
+def _adagrad(o, p, g, a, b, k, rate):
+    a += g * g
+    return -rate * g / (np.sqrt(a) + o.eps)
+
+
+# By class: how the parameters move at step `k`, counted from 1; `a` and `b` are kept from step to step, and begin as zeros.
+MOVES = {"SGD": _sgd, "SWAG": _sgd, "Adam": _adam, "AdamW": _adamw, "RMSProp": _rmsprop, "Adagrad": _adagrad}
+
+
+def test_every_optimizer_has_a_move():
+    assert {type(optimizer).__name__ for optimizer in OPTIMIZERS.values()} == MOVES.keys()
 
 
 def start(dtype=np.float64):
