@@ -105,9 +105,9 @@ def export(
         check_word("gradient", gradient, "parameters", "inputs", "both")
     check_flags(header=header, fortran=fortran)
     kind = arguments.check_dtype(dtype)
-    objective = _objective(net, kind, loss, target_shape, penalty, optimizer)
+    criterion = _criterion(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
-    interface = interface_of(net, name, kind, baked, gradient, objective, optimizer, _derivatives(net, derivatives))
+    interface = interface_of(net, name, kind, baked, gradient, criterion, optimizer, _derivatives(net, derivatives))
     if path.suffix == ".c":
         source = CSource(interface)
         interface, built_for = source.interface, "compilers of C99"
@@ -125,7 +125,7 @@ def export(
     return list(contents)
 
 
-def _objective(
+def _criterion(
     net: Chain,
     dtype: np.dtype,
     loss: Loss | None,

@@ -123,7 +123,7 @@ def interface_of(
     dtype: np.dtype,
     baked: Mapping[str, np.ndarray],
     gradient: str | None,
-    objective: Criterion | None,
+    criterion: Criterion | None,
     optimizer: Optimizer | None,
     derivatives: Sequence[str] = (),
 ) -> Interface:
@@ -135,10 +135,10 @@ def interface_of(
     programs = {"forward": record.forward(network, dtype, False)}
     if wanted:
         programs["vjp"] = record.vjp(network, dtype, False, wanted)
-    if objective is not None:
-        programs["loss"] = record.gradient(network, objective, dtype, False, pure=True, wanted=_of_loss(wanted, objective.loss))
-    if objective is not None and optimizer is not None:
-        programs["step"] = record.training_step(network, objective, optimizer, dtype)
+    if criterion is not None:
+        programs["loss"] = record.gradient(network, criterion, dtype, False, pure=True, wanted=_of_loss(wanted, criterion.loss))
+    if criterion is not None and optimizer is not None:
+        programs["step"] = record.training_step(network, criterion, optimizer, dtype)
     stepping, step = _step(net, dtype)
     if stepping is not None and step is not None:
         programs["stream"] = step
@@ -150,7 +150,7 @@ def interface_of(
     about = {
         "forward": "The outputs y.",
         "vjp": f"Pulls the cotangents dy back: fills {' and '.join(wanted)}.",
-        "loss": f"Returns the loss, {repr(objective.loss) if objective else ''}, and fills its gradients.",
+        "loss": f"Returns the loss, {repr(criterion.loss) if criterion else ''}, and fills its gradients.",
         "stream": "The outputs y of one step of a sequence.",
         "jvp": "Derivatives dy of the outputs along dx.",
         "jacobian": "The Jacobian J of each sample: the derivatives of its outputs by its inputs.",
@@ -161,8 +161,8 @@ def interface_of(
     calls = []
     for kind, program in programs.items():
         buffers = {**_vectors(sizes, dtype), **program.buffers}
-        if objective is not None:
-            buffers.setdefault("t", Buffer("t", "input", dtype, (Batch(), *objective.target)))
+        if criterion is not None:
+            buffers.setdefault("t", Buffer("t", "input", dtype, (Batch(), *criterion.target)))
         samples = {"x": net.input_shape, "dx": net.input_shape, "v": net.output_shape}
         for each, shape in samples.items():
             buffers.setdefault(each, Buffer(each, "input", dtype, (Batch(), *shape)))

@@ -37,18 +37,18 @@ def forward(network: Network, x: Any, p: Any, lengths: Any, state: Any, mode: st
         return ensembles.call(network, forward, x, p, lengths, state, mode, seed, out)
     p = checks.check_params(network, p, x, "net(x, p)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
-    program = runs.forward_pass(network, p, training, lengths is not None)
+    executable = runs.forward_pass(network, p, training, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
     shape = (len(x), *network.output_shape)
     to_host = isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x) and not is_elsewhere(out)
     if to_host:
         arguments.check_out(out, shape, p.dtype, {"x": x})
     y = shape, None if to_host else out, "out"
-    result = runs.run(network, program, p, data, {"y": y}, state, training, seed)["y"]
+    result = runs.run(network, executable, p, data, {"y": y}, state, training, seed)["y"]
     if network.may_fail:
         check_solved(network, p, x, result, lengths=lengths)
     elif plain:
-        network.shortcuts.add("forward", mode, program, {"p": p, "x": x}, ["y"])
+        network.shortcuts.add("forward", mode, executable, {"p": p, "x": x}, ["y"])
     if not to_host:
         return result
     memory_of(p).assign(out, result)
@@ -82,12 +82,12 @@ def value_and_grad(
         return runs.gradient_of(network, p, runs.criterion(network, loss, *shapes, penalty), p.dtype, training, parallel)
 
     kind = ("gradient", p.dtype, training, *shapes, parallel)
-    program = network.programs_at(p).recent(kind, (loss, penalty), find)
+    executable = network.programs_at(p).recent(kind, (loss, penalty), find)
     if check_finite:
         check_flags(check_finite=check_finite)
         arguments.check_finite(p.dtype, p=p, **checks.with_counted_targets(network.declaration, data))
     outs = {"g": (p.shape, out, "out"), "value": ((), None, "")}
-    found = runs.run(network, program, p, data, outs, state, training, seed, processes)
+    found = runs.run(network, executable, p, data, outs, state, training, seed, processes)
     value, g = found["value"], found["g"]
     if network.may_fail:
         check_solved(network, p, data["x"], value, lengths=lengths)
@@ -96,7 +96,9 @@ def value_and_grad(
     elif plain:
         has_check = type(loss).check_values is not Loss.check_values
         check = partial(checks.check_target_values, output=network.output_shape, loss=loss) if has_check else None
-        network.shortcuts.add("gradient", mode, program, {"p": p, "x": data["x"], "t": data["t"]}, ["g"], loss, penalty, check)
+        network.shortcuts.add(
+            "gradient", mode, executable, {"p": p, "x": data["x"], "t": data["t"]}, ["g"], loss, penalty, check
+        )
     return value.item(), g
 
 
@@ -109,11 +111,11 @@ def loss(
     shapes = checks.target_shapes(data)
 
     def find() -> Executable:
-        objective = runs.criterion(network, loss, *shapes, penalty)
-        return network.program(p, ("loss", p.dtype), partial(record.loss, network, objective, p.dtype, False), objective)
+        criterion = runs.criterion(network, loss, *shapes, penalty)
+        return network.program(p, ("loss", p.dtype), partial(record.loss, network, criterion, p.dtype, False), criterion)
 
-    program = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
-    return float(runs.run(network, program, p, data, {"value": ((), None, "")}, state)["value"])
+    executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
+    return float(runs.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"])
 
 
 def vjp(
@@ -133,10 +135,10 @@ def vjp(
     dy = arguments.check_input(dy, network.output_shape, "dy", "output")
     if len(dy) != len(x):
         raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}")
-    program = runs.backward_pass(network, p, training, lengths is not None)
+    executable = runs.backward_pass(network, p, training, lengths is not None)
     data = {"x": x, "dy": dy, **checks.lengths_of(lengths, x, network.declaration)}
     outs = {"g": (p.shape, given[0], "out[0]"), "dx": (x.shape, given[1], "out[1]")}
-    found = runs.run(network, program, p, data, outs, state, training, seed)
+    found = runs.run(network, executable, p, data, outs, state, training, seed)
     if plain:
-        network.shortcuts.add("vjp", mode, program, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
+        network.shortcuts.add("vjp", mode, executable, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
     return found["g"], found["dx"]

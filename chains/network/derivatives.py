@@ -280,9 +280,9 @@ def _outs(given: Any, shapes: Sequence[tuple[int, ...]], inputs: Mapping[str, An
 
 
 def _run(
-    network: Network, program: Executable, p: np.ndarray, data: Mapping[str, Any], state: Any, results: Mapping[str, Any]
+    network: Network, executable: Executable, p: np.ndarray, data: Mapping[str, Any], state: Any, results: Mapping[str, Any]
 ) -> None:
-    """Run a program that fills these arrays."""
+    """Run an executable that fills these arrays."""
     arrays = {"p": p, **data, **{name: memory_of(p).contiguous(data[name]) for name in ("v", "dy") if name in data}}
-    arrays |= runs.state_for(network, program.program, state, p.dtype, False, arrays)
-    program(len(data["x"]), {**arrays, **results})
+    arrays |= runs.state_for(network, executable.program, state, p.dtype, False, arrays)
+    executable(len(data["x"]), {**arrays, **results})

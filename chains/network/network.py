@@ -77,18 +77,18 @@ class Network:
         layers = layer.layers if isinstance(layer, Series) else (layer,)
         return value_of((type(layer), layers, self.input_shape, self.frozen))
 
-    def programs_at(self, beside: Any) -> Programs:
-        """The programs for arrays in the memory of `beside`."""
-        if not is_elsewhere(beside):
+    def programs_at(self, like: Any) -> Programs:
+        """The programs for arrays in the memory of `like`."""
+        if not is_elsewhere(like):
             return self.programs
-        runner = runner_of(beside, self.runner)
+        runner = runner_of(like, self.runner)
         if runner not in self._elsewhere:
             self._elsewhere[runner] = Programs(runner)
         return self._elsewhere[runner]
 
-    def program(self, beside: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind, made of these parts, for arrays in the memory of `beside`."""
-        return self.programs_at(beside).get(self.structure, kind, make, *parts)
+    def program(self, like: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
+        """The program of this kind, made of these parts, for arrays in the memory of `like`."""
+        return self.programs_at(like).get(self.structure, kind, make, *parts)
 
     def part(self, layer: Layer, input_shape: SampleShape) -> Network:
         """Another network on the same backend, such as a part of this one."""

@@ -38,19 +38,19 @@ def objective(
 ) -> Objective:  # fmt: skip
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network, training = network_of(net), arguments.check_mode(mode)
-    data, problem = runs.problem(network, x, t, loss, weights, penalty, lengths)
+    data, criterion = runs.problem(network, x, t, loss, weights, penalty, lengths)
     data = arguments.to_device_of(data["x"], data)
     x, processes = data["x"], None if comm is None else runs.check_comm(comm)
     total, first = (len(x), 0) if processes is None else runs.part_of(processes, len(x))
-    program = runs.gradient_of(network, x, problem, np.dtype(np.float64), training, comm is not None, pure=True)
-    known = runs.state_for(network, program.program, state, None, training, data, total)
+    executable = runs.gradient_of(network, x, criterion, np.dtype(np.float64), training, comm is not None, pure=True)
+    known = runs.state_for(network, executable.program, state, None, training, data, total)
     extra = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
     if processes is not None:
-        extra |= runs.part_arrays(processes, program, total, first, x)
-    extra |= runs.random_numbers(program, seed, x)
+        extra |= runs.part_arrays(processes, executable, total, first, x)
+    extra |= runs.random_numbers(executable, seed, x)
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
-    return Objective(program, data, network.n_params, extra, remake, second)
+    return Objective(executable, data, network.n_params, extra, remake, second)
 
 
 class Objective:

@@ -79,16 +79,16 @@ class Criterion(Tunable):
         return None if self.weights is None else ops.external("weights", self.weights, role="input", batched=True)
 
 
-def loss(network: Network, objective: Criterion, dtype: Any, training: bool) -> Program:
+def loss(network: Network, criterion: Criterion, dtype: Any, training: bool) -> Program:
     """value = the loss and penalty. Pure."""
-    ops, p, x = _begin("loss", network, dtype, training, masked=objective.masked)
-    _record_gradient(ops, network, objective, p, None, x)
+    ops, p, x = _begin("loss", network, dtype, training, masked=criterion.masked)
+    _record_gradient(ops, network, criterion, p, None, x)
     return ops.finish()
 
 
 def gradient(
     network: Network,
-    objective: Criterion,
+    criterion: Criterion,
     dtype: Any,
     training: bool,
     *,
@@ -100,23 +100,23 @@ def gradient(
 
     While training, the state is updated unless `pure`. If `parallel`, value and g are those of all processes together.
     """
-    ops, p, x = _begin("gradient", network, dtype, training, masked=objective.masked, parallel=parallel)
+    ops, p, x = _begin("gradient", network, dtype, training, masked=criterion.masked, parallel=parallel)
     g, dx = _gradients(ops, network, wanted)
-    _record_gradient(ops, network, objective, p, g, x, dx, updates=training and not pure)
+    _record_gradient(ops, network, criterion, p, g, x, dx, updates=training and not pure)
     _zero_frozen(ops, network, g)
     return ops.finish()
 
 
 def training_step(
-    network: Network, objective: Criterion, optimizer: Optimizer, dtype: Any, *, parallel: bool = False
+    network: Network, criterion: Criterion, optimizer: Optimizer, dtype: Any, *, parallel: bool = False
 ) -> Program:
     """value = the loss and penalty; then p, the state and the optimiser's moments take one step along the gradient.
 
     If `parallel`, the gradient is that of all processes together.
     """
-    ops, p, x = _begin("training step", network, dtype, True, "state", masked=objective.masked, parallel=parallel)
-    objective, moving = ops.symbolic((objective, optimizer))  # in the order in which a step is given their numbers
-    g = _record_gradient(ops, network, objective, p, None, x, updates=True)
+    ops, p, x = _begin("training step", network, dtype, True, "state", masked=criterion.masked, parallel=parallel)
+    criterion, moving = ops.symbolic((criterion, optimizer))  # in the order in which a step is given their numbers
+    g = _record_gradient(ops, network, criterion, p, None, x, updates=True)
     with ops.label(type(optimizer).__name__):
         moving.record(ops, p, g, network.trainable)
     return ops.finish()
@@ -164,7 +164,7 @@ def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tupl
 def _record_gradient(
     ops: Recorder,
     network: Network,
-    objective: Criterion,
+    criterion: Criterion,
     p: View,
     g: View | None,
     x: View,
@@ -172,14 +172,14 @@ def _record_gradient(
     *,
     updates: bool = False,
 ) -> View:
-    """Record the value of the objective and its gradient, to be written to `g` or to scratch. Returns the gradient.
+    """Record the value of the criterion and its gradient, to be written to `g` or to scratch. Returns the gradient.
 
     If the batch is divided among processes, their sums lie in one buffer, which is summed over the processes at once.
     A penalty, which knows nothing of samples, is added afterwards.
     """
     output, size = network.declaration.output_shape, network.layout.size
-    t = ops.external("t", objective.target, role="input", batched=True)
-    w = objective.record_weights(ops)
+    t = ops.external("t", criterion.target, role="input", batched=True)
+    w = criterion.record_weights(ops)
     value = ops.external("value", (), role="output")
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     if ops.parallel:
@@ -191,10 +191,10 @@ def _record_gradient(
     if dx is None:
         dx = ops.scratch("dx", network.declaration.input)  # never read, so that it is never computed
     views = Gradient(x, y, dy, dx, t, w, own_value)
-    if isinstance(objective.loss, ResidualLoss):
-        _record_residuals(ops, objective.loss, network, node, views)
+    if isinstance(criterion.loss, ResidualLoss):
+        _record_residuals(ops, criterion.loss, network, node, views)
     else:
-        _record_loss(ops, objective.loss, node, views)
+        _record_loss(ops, criterion.loss, node, views)
     if ops.parallel:
         _zero_frozen(ops, network, own_g)
         ops.all_reduce(sums, sums)
@@ -202,7 +202,7 @@ def _record_gradient(
         if g is not None:
             ops.copy(g, own_g)
             own_g = g
-    penalty = ops.symbolic(objective).penalty
+    penalty = ops.symbolic(criterion).penalty
     if penalty is not None:
         with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)

@@ -54,12 +54,12 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
     return ops.finish()
 
 
-def hessian_product(network: Network, objective: Criterion, dtype: Any) -> Program:
+def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. Frozen parameters have no part in it."""
     ops, p, x = _begin("Hessian product", network, dtype, training=False)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
-    _record_gradient(ops, network, objective, p, g, x)
+    _record_gradient(ops, network, criterion, p, g, x)
     _zero_frozen(ops, network, g)
     jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
@@ -72,17 +72,17 @@ def hessian_product(network: Network, objective: Criterion, dtype: Any) -> Progr
     return ops.finish()
 
 
-def gauss_newton_product(network: Network, objective: Criterion, dtype: Any) -> Program:
+def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
     ops, p, x = _begin("Gauss-Newton product", network, dtype, training=False)
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
-    t = ops.external("t", objective.target, role="input", batched=True)
-    w = objective.record_weights(ops)
+    t = ops.external("t", criterion.target, role="input", batched=True)
+    w = criterion.record_weights(ops)
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     node = _node(ops, network, p, g)
     node.forward(ops, x, y)
-    objective.loss.record(ops, y, t, w, ops.scratch("value", (), batched=False), dy)
+    criterion.loss.record(ops, y, t, w, ops.scratch("value", (), batched=False), dy)
     jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     jet.record(recorded)
@@ -92,12 +92,12 @@ def gauss_newton_product(network: Network, objective: Criterion, dtype: Any) -> 
     return ops.finish()
 
 
-def sample_gradients(network: Network, objective: Criterion, dtype: Any) -> Program:
+def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """j = the gradient of each sample's own loss, (batch, n_params). Pure."""
     ops, p, x = _begin("gradients of samples", network, dtype, training=False)
     j = ops.external("j", (network.layout.size,), role="output", batched=True)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
-    _record_gradient(ops, network, objective, p, g, x)
+    _record_gradient(ops, network, criterion, p, g, x)
     _zero_frozen(ops, network, g)
     # Each sample is a batch of its own, and the sum of their losses is not computed.
     inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))

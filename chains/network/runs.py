@@ -31,17 +31,17 @@ Output = tuple[tuple[int, ...], Any, str]
 
 
 def run(
-    network: Network, program: Executable, p: np.ndarray, data: dict[str, Any], outs: Mapping[str, Output],
+    network: Network, executable: Executable, p: np.ndarray, data: dict[str, Any], outs: Mapping[str, Output],
     state: Any = None, training: bool = False, seed: int = 0, processes: Any = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Run a program on checked parameters and data. Returns its outputs, by name.
+    """Run an executable on checked parameters and data. Returns its outputs, by name.
 
     All else is checked before anything is written. The data are copied to the memory of the parameters, if need be.
     """
     batch, memory = len(data["x"]), memory_of(p)
     arrays = {**arguments.to_device_of(p, data), "p": p}
     total, first = (batch, 0) if processes is None else part_of(processes, batch)
-    arrays |= state_for(network, program.program, state, p.dtype, training, arrays, total)
+    arrays |= state_for(network, executable.program, state, p.dtype, training, arrays, total)
     results: dict[str, np.ndarray] = {}
     for name, (shape, given, called) in outs.items():
         if given is None:
@@ -50,19 +50,19 @@ def run(
             results[name] = arguments.check_out(given, shape, p.dtype, arrays, called)
             arrays[called] = given  # no program has a buffer of this name; further outputs may not overlap it
     if processes is not None:
-        arrays |= part_arrays(processes, program, total, first, p)
-    arrays |= random_numbers(program, seed, p)
+        arrays |= part_arrays(processes, executable, total, first, p)
+    arrays |= random_numbers(executable, seed, p)
     arrays |= results
-    program(batch, arrays)
+    executable(batch, arrays)
     return results
 
 
-def random_numbers(program: Executable, seed: int, beside: Any) -> dict[str, Any]:
-    """The checked seed, in the memory of `beside`, for a program that draws random numbers."""
+def random_numbers(executable: Executable, seed: int, like: Any) -> dict[str, Any]:
+    """The checked seed, in the memory of `like`, for a program that draws random numbers."""
     seed = arguments.check_seed(seed)
-    if "random" not in program.program.buffers:
+    if "random" not in executable.program.buffers:
         return {}
-    return {"random": memory_of(beside).contiguous(np.array([seed, 0], np.uint64))}
+    return {"random": memory_of(like).contiguous(np.array([seed, 0], np.uint64))}
 
 
 def state_for(
@@ -133,20 +133,20 @@ def backward_pass(network: Network, p: Any, training: bool = False, masked: bool
 
 
 def gradient_of(
-    network: Network, beside: Any, objective: record.Criterion, dtype: np.dtype[Any], training: bool, parallel: bool,
+    network: Network, like: Any, criterion: record.Criterion, dtype: np.dtype[Any], training: bool, parallel: bool,
     *, pure: bool = False,
 ) -> Executable:  # fmt: skip
-    """The value and the gradient of an objective, for arrays in the memory of `beside`."""
-    make = partial(record.gradient, network, objective, dtype, training, pure=pure, parallel=parallel)
-    return network.program(beside, ("gradient", dtype, training, pure, parallel), make, objective)
+    """The value and the gradient of a criterion, for arrays in the memory of `like`."""
+    make = partial(record.gradient, network, criterion, dtype, training, pure=pure, parallel=parallel)
+    return network.program(like, ("gradient", dtype, training, pure, parallel), make, criterion)
 
 
 def training_step(
-    network: Network, p: Any, objective: record.Criterion, optimizer: Optimizer, *, parallel: bool = False
+    network: Network, p: Any, criterion: record.Criterion, optimizer: Optimizer, *, parallel: bool = False
 ) -> Executable:
     """A step of training from `p`, for training loops."""
-    make = partial(record.training_step, network, objective, optimizer, p.dtype, parallel=parallel)
-    return network.program(p, ("training step", p.dtype, parallel), make, objective, optimizer)
+    make = partial(record.training_step, network, criterion, optimizer, p.dtype, parallel=parallel)
+    return network.program(p, ("training step", p.dtype, parallel), make, criterion, optimizer)
 
 
 # Calls that several processes do together, each with its own samples, over a communicator of mpi4py.
@@ -164,16 +164,16 @@ def part_of(comm: Any, samples: int) -> tuple[int, int]:
     return int(counts.sum()), int(counts[: comm.rank].sum())
 
 
-def part_arrays(comm: Any, run: Executable, total: int, first: int, beside: Any) -> dict[str, np.ndarray]:
+def part_arrays(comm: Any, executable: Executable, total: int, first: int, like: Any) -> dict[str, np.ndarray]:
     """The arrays by which a program knows its part of a batch of `total` samples, of which it has those from `first` on.
 
-    They lie in the memory of `beside`, but for the communicator, which is for the host. All processes call this.
+    They lie in the memory of `like`, but for the communicator, which is for the host. All processes call this.
     """
-    dtype, place = run.program.dtype, memory_of(beside)
-    run.backend.join(comm)
+    dtype, place = executable.program.dtype, memory_of(like)
+    executable.backend.join(comm)
     arrays = {
         "communicator": words_of(comm, dtype),
         "inverse_total": place.contiguous(np.array(1.0 / total, dtype)),
         "first_sample": place.contiguous(np.array(first, np.uint64)),
     }
-    return {name: array for name, array in arrays.items() if name in run.program.buffers}
+    return {name: array for name, array in arrays.items() if name in executable.program.buffers}

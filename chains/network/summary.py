@@ -36,12 +36,12 @@ def program_of(
                 raise TypeError(f"`loss` is missing: `{name}` (={value!r}) is of use with one only")
         return record.forward(network, dtype, training)
     target = network.output_shape if target_shape is None else check_shape("target_shape", target_shape)
-    objective = runs.criterion(network, loss, target, None, False, penalty)
+    criterion = runs.criterion(network, loss, target, None, False, penalty)
     loss.check_target(network.output_shape, target)
     if optimizer is None:
-        return record.gradient(network, objective, dtype, training, parallel=parallel)
+        return record.gradient(network, criterion, dtype, training, parallel=parallel)
     check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
-    return record.training_step(network, objective, optimizer, dtype, parallel=parallel)
+    return record.training_step(network, criterion, optimizer, dtype, parallel=parallel)
 
 
 def summary(network: Network, p: Any) -> str:

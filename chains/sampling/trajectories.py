@@ -89,12 +89,12 @@ class Trajectories:
         leapfrog = Leapfrog(1.0, self._temperature, 2.0)
         given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
         network = network_of(net)
-        members, objective = member_problem(network, len(p), *given)
+        members, criterion = member_problem(network, len(p), *given)
         data = arguments.to_device_of(p, dict(members.arrays), move=False)
         arguments.check_apart("p", p, data)
         if finite:
             arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
-        step = runs.training_step(network, p, objective, leapfrog)
+        step = runs.training_step(network, p, criterion, leapfrog)
         self._program, runner, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
         network.check_batch(samples)
@@ -104,7 +104,7 @@ class Trajectories:
         self.moves = np.zeros(net.n_params, bool)  # parameters that are not frozen
         for start, stop in network.trainable:
             self.moves[start:stop] = True
-        self._numbers = numbers_of((objective, leapfrog))  # those of the leapfrog are the last: time, temperature, steps
+        self._numbers = numbers_of((criterion, leapfrog))  # those of the leapfrog are the last: time, temperature, steps
         self._tuned = self._program.tuned(self._numbers)
         arrays = {"p": p, "moments": self._moments.reshape(len(p), -1), "step": self._steps}
         kinds = {name: self._program.buffers[name].dtype for name in data if name in self._program.buffers}

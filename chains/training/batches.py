@@ -33,7 +33,7 @@ class ArrayBatches:
     """
 
     arrays: dict[str, Any]
-    objective: Criterion
+    criterion: Criterion
     batch_size: int
     drop_last: bool = False
     shuffle: bool = True
@@ -67,13 +67,13 @@ def from_arrays(
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     members = None
     if p.ndim == 1:
-        arrays, objective = runs.problem(network, x, t, loss, weights, penalty, lengths)
+        arrays, criterion = runs.problem(network, x, t, loss, weights, penalty, lengths)
     else:
-        members, objective = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
+        members, criterion = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
         arrays = dict(members.arrays)
     batch_size = _check_batch_size(network, members.samples if members else len(arrays["x"]), batch_size, drop_last)
     arrays = arguments.to_device_of(p, arrays, move=False)
-    return ArrayBatches(arrays, objective, batch_size, drop_last, shuffle, seed, members)
+    return ArrayBatches(arrays, criterion, batch_size, drop_last, shuffle, seed, members)
 
 
 def member_problem(
@@ -163,7 +163,7 @@ class SourceBatches:
         first = next(self._begun, None)
         if first is None:
             raise ValueError("`x` yielded no batches")
-        self.objective = self._checked(first, "in the first batch")[1]
+        self.criterion = self._checked(first, "in the first batch")[1]
         self._first = [] if seen else [first]  # a batch already seen only gives the shapes
 
     def counted_numbers(self, network: Network) -> dict[str, Any]:
@@ -186,8 +186,8 @@ class SourceBatches:
 
     def arrays_of(self, batch: Any, number: int, done: int) -> dict[str, Any]:
         """The arrays of a batch by buffer name. Raises TypeError or ValueError, with its number, if it does not fit."""
-        data, objective = self._checked(batch, f"in batch {number} of a pass, after {counted(done, 'step')}")
-        if objective != self.objective:
+        data, criterion = self._checked(batch, f"in batch {number} of a pass, after {counted(done, 'step')}")
+        if criterion != self.criterion:
             raise ValueError(f"the targets or weights of batch {number} have another shape than those of the first one")
         return data
 
@@ -198,12 +198,12 @@ class SourceBatches:
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
             network = self._network
-            data, objective = runs.problem(network, x, t, self._loss, weights, self._penalty)
+            data, criterion = runs.problem(network, x, t, self._loss, weights, self._penalty)
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:
                 arguments.check_finite(self._p.dtype, **checks.with_counted_targets(network.declaration, data))
-            return data, objective
+            return data, criterion
         except (TypeError, ValueError) as error:
             error.add_note(where)
             raise

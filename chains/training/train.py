@@ -167,7 +167,7 @@ def train(
                     check_divided(batches, optimizer, processes.comm.size)
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = runs.training_step(network, p, batches.objective, optimizer, parallel=processes is not None)
+            step = runs.training_step(network, p, batches.criterion, optimizer, parallel=processes is not None)
             # The checks that need the program or the data.
             state = _check_state(network, p, step, state, batches)
             evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
@@ -199,7 +199,7 @@ def train(
                     batches, step, trained, optimizer, start.optimizer_state, position,
                     advice=advice, comm=None if processes is None else processes.comm,
                     history=history if isinstance(history, EnsembleHistory) else None,
-                    rows=_optimizer_rows(p, step, batches.objective, optimizers),
+                    rows=_optimizer_rows(p, step, batches.criterion, optimizers),
                 )  # fmt: skip
             if processes is not None:
                 settings: dict[str, Any] = {"net": net, "frozen": network.trainable, "loss": loss, "penalty": penalty}
@@ -276,9 +276,9 @@ def _check_state(
     return members.arrays.pop("state")
 
 
-def _optimizer_rows(p: np.ndarray, step: Executable, objective: Criterion, optimizers: list[Optimizer]) -> dict[str, Any]:
+def _optimizer_rows(p: np.ndarray, step: Executable, criterion: Criterion, optimizers: list[Optimizer]) -> dict[str, Any]:
     """The inputs of a step for the numbers of the members' optimisers, a row for each; none if all share one."""
     if len(optimizers) == 1:
         return {}
-    rows = [step.program.tuned(numbers_of((objective, optimizer))) for optimizer in optimizers]
+    rows = [step.program.tuned(numbers_of((criterion, optimizer))) for optimizer in optimizers]
     return {name: memory_of(p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}
