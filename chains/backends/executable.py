@@ -22,8 +22,8 @@ class Executable:
         self.settings: dict[str, np.ndarray] = {}  # arrays for inputs that callers do not give
         self.chunks: dict[int, int] = {}  # by batch size: steps in a twentieth of a second, as last measured
         # Idle bindings by batch size. Threads pop from these lists and append to them, which is atomic.
-        self._idle: dict[int, list[_Kept]] = {}
-        self._large: list[_Kept] = []  # the last binding to the caller's arrays
+        self._idle: dict[int, list[_KeptBinding]] = {}
+        self._large: list[_KeptBinding] = []  # the last binding to the caller's arrays
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
@@ -44,7 +44,7 @@ class Executable:
             if self._is_large(batch):
                 self._run_in_place(batch, arrays)
                 return
-            kept = _Kept(self.backend.bind(self.program, batch, {}))
+            kept = _KeptBinding(self.backend.bind(self.program, batch, {}))
         kept.run(arrays)
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
@@ -54,7 +54,7 @@ class Executable:
         if not self.takes(ins, outs):
             return decline
         idle = self._idle.get(batch, [])
-        kept = _pop(idle) or _Kept(self.backend.bind(self.program, batch, {}))
+        kept = _pop(idle) or _KeptBinding(self.backend.bind(self.program, batch, {}))
         for name, array in self.settings.items():
             kept.binding.arrays[name][...] = array
         found = self.backend.function(kept.binding, ins, outs)
@@ -67,7 +67,7 @@ class Executable:
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}
 
-    def _new_size(self, batch: int) -> list[_Kept]:
+    def _new_size(self, batch: int) -> list[_KeptBinding]:
         for oldest in list(self._idle)[: max(0, len(self._idle) - KEPT_BINDINGS + 1)]:  # other threads may do the same
             self._idle.pop(oldest, None)
         return self._idle.setdefault(batch, [])
@@ -84,7 +84,7 @@ class Executable:
             nbytes, block = self.backend.scratch_bytes(self.program, batch), None if kept is None else kept.block
             if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
                 block = self.backend.allocate(nbytes)
-            kept = _Kept(self.backend.bind(self.program, batch, fitting, block), fitting, block)
+            kept = _KeptBinding(self.backend.bind(self.program, batch, fitting, block), fitting, block)
             kept.run(arrays)
         self._large[:] = [kept]
 
@@ -93,7 +93,7 @@ class Executable:
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
 
 
-def _pop(bindings: list[_Kept]) -> _Kept | None:
+def _pop(bindings: list[_KeptBinding]) -> _KeptBinding | None:
     """One of these bindings; None if there is none, or if other threads have them all."""
     try:
         return bindings.pop()
@@ -105,7 +105,7 @@ def decline(*_: object) -> None:
     """The placeholder where no function is available, so that it is not looked for again."""
 
 
-class _Kept:
+class _KeptBinding:
     """A binding, with the copies that a call makes: inputs before the run, outputs after it.
 
     The arrays named by `in_place` are the caller's. The binding releases them after a run, if it can.

@@ -51,14 +51,14 @@ class Programs:
         except KeyError:
             key = kind, structure_of(parts)
             freeze(parts)
-            recorded = _kept(self._recorded, key, lambda: Executable(self._backend, _shared(structure, key, make)))
-            return _kept(self._tuned, (kind, parts), lambda: (recorded.tuned(numbers_of(parts)), parts))[0]
+            recorded = get_or_make(self._recorded, key, lambda: Executable(self._backend, _shared(structure, key, make)))
+            return get_or_make(self._tuned, (kind, parts), lambda: (recorded.tuned(numbers_of(parts)), parts))[0]
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
         """The result of `find` for this kind and these very objects, which are found faster than equal ones."""
         key = (kind, *map(id, things))
         found = self._tuned.get(key)
-        return found[0] if found is not None else _kept(self._tuned, key, lambda: (find(), things))[0]
+        return found[0] if found is not None else get_or_make(self._tuned, key, lambda: (find(), things))[0]
 
 
 class Shortcuts:
@@ -100,7 +100,7 @@ class Shortcuts:
         whole = any(buffer.dtype.kind == "i" for buffer in run.program.buffers.values())  # ids are looked through at each call
         if type(p) is type(x) is self._wanted and not whole:
             key = kind, mode, p.dtype, x.shape
-            known = _equal(_kept(self._functions, key, tuple), one, other)
+            known = _equal(get_or_make(self._functions, key, tuple), one, other)
             if known is None:
                 self._put(key, one, other, None)
             elif known[2] is None:
@@ -143,7 +143,7 @@ def _shared(structure: Callable[[], Hashable], key: tuple[Hashable, Hashable], m
     return RECORDED.get(known, make)
 
 
-def _kept(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+def get_or_make(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
     """The entry for this key, made the first time."""
     found = known.get(key)
     if found is None:

@@ -99,7 +99,7 @@ def test_hostile_programs_are_refused_alike_or_compiled(name):
 
 def test_nothing_is_written_to_find_out(monkeypatch):
     monkeypatch.setattr(compiled, "_made", None)
-    monkeypatch.setattr(compiled, "_kept", None)
+    monkeypatch.setattr(compiled, "_from_disk", None)
     auto = backend("auto")
     programs = [program for of_a_kind in HOSTILE.values() for program in of_a_kind]
     chosen = {auto.choose(program).name for program in programs}

@@ -12,7 +12,7 @@ import pytest
 import chains
 from chains import Adam, Chain, Dense, Dropout, SquaredLoss, gelu, tanh, train
 from chains.network.network import network_of
-from chains.network.programs import MAX_KEPT, _kept
+from chains.network.programs import MAX_KEPT, get_or_make
 
 ROUNDS = 25
 
@@ -125,7 +125,7 @@ def test_what_is_kept_is_bounded_from_several_threads():
 
     def fill(k):
         for i in range(20_000):
-            _kept(known, (k, i), object)
+            get_or_make(known, (k, i), object)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -59,18 +59,18 @@ def compiled_program(program: Program, processor: Processor, parts: int, work: i
     name = code_name(processor, "program", fingerprint(program), processor.kind, str(parts), str(gathered), compiler_version())
 
     def make() -> CompiledProgram:
-        return _kept(name, processor, work) or _made(name, program, processor, parts, work, gathered)
+        return _from_disk(name, processor, work) or _made(name, program, processor, parts, work, gathered)
 
     with _locks["making"]:
         return COMPILED.get(name, make)
 
 
-def _kept(name: str, processor: Processor, work: int) -> CompiledProgram | None:
+def _from_disk(name: str, processor: Processor, work: int) -> CompiledProgram | None:
     """The compiled program that the disk has under this name; None if any of it is missing."""
-    kept = files.load(name)
-    if kept is None:
+    found = files.load(name)
+    if found is None:
         return None
-    signature, code_name = kept.decode().split("\n")
+    signature, code_name = found.decode().split("\n")
     code = known_code(code_name, FUNCTIONS, processor)
     return None if code is None else CompiledProgram(Signature.read(signature), code, work)
 
