@@ -97,7 +97,7 @@ class Equations(Layer):
         self.formula = Replay(_traced(formula, names))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"networks": {}, "bounds": {}, **state})  # earlier pickles have neither
+        vars(self).update(state | {name: {} for name in ("networks", "bounds") if name not in state})  # as earlier pickles
 
     @property
     def _learned(self) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
