@@ -18,14 +18,14 @@ from chains.program.settings import Tunable
 from chains.support import arguments
 from chains.support.caching import lazy
 from chains.support.checks import check_count
-from chains.support.memory import is_elsewhere, memory_named, runner_of
+from chains.support.memory import backend_of, is_elsewhere, memory_named
 from chains.support.messages import shown
 
 
 class Network:
     """A layer with an input shape, ready to be recorded and run. Raises ValueError for layers that do not fit."""
 
-    def __init__(self, layer: Layer, input_shape: SampleShape, runner: Backend) -> None:
+    def __init__(self, layer: Layer, input_shape: SampleShape, backend: Backend) -> None:
         params, state = LayoutBuilder(), LayoutBuilder()
         self.declaration = Declaration(layer, input_shape, params, state)
         self.layout = Layout(params.slices)
@@ -34,13 +34,13 @@ class Network:
         self.input_shape, self.output_shape = self.declaration.input, self.declaration.output_shape
         self.n_params, self.n_state = self.layout.size, self.state_layout.size
         self.id_count = self.declaration.id_count  # if inputs are ids
-        self.use(runner)
+        self.use(backend)
 
-    def use(self, runner: Backend) -> None:
+    def use(self, backend: Backend) -> None:
         """Run programs on this backend, and forget those of another one."""
-        self.runner = runner
-        self.programs = Programs(runner)
-        self.shortcuts = Shortcuts(runner)
+        self.backend = backend
+        self.programs = Programs(backend)
+        self.shortcuts = Shortcuts(backend)
         self._elsewhere: dict[Backend, Programs] = {}  # for arrays on GPUs
 
     @property
@@ -81,10 +81,10 @@ class Network:
         """The programs for arrays in the memory of `like`."""
         if not is_elsewhere(like):
             return self.programs
-        runner = runner_of(like, self.runner)
-        if runner not in self._elsewhere:
-            self._elsewhere[runner] = Programs(runner)
-        return self._elsewhere[runner]
+        backend = backend_of(like, self.backend)
+        if backend not in self._elsewhere:
+            self._elsewhere[backend] = Programs(backend)
+        return self._elsewhere[backend]
 
     def program(self, like: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
         """The program of this kind, made of these parts, for arrays in the memory of `like`."""
@@ -92,7 +92,7 @@ class Network:
 
     def part(self, layer: Layer, input_shape: SampleShape) -> Network:
         """Another network on the same backend, such as a part of this one."""
-        return Network(layer if isinstance(layer, Series) else Series(layer), input_shape, self.runner)
+        return Network(layer if isinstance(layer, Series) else Series(layer), input_shape, self.backend)
 
 
 def network_of(net: Any) -> Network:

@@ -46,7 +46,7 @@ def program_of(
 
 def summary(network: Network, p: Any) -> str:
     """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
-    if network.runner.name == "auto":
+    if network.backend.name == "auto":
         for make in (runs.forward_pass, runs.backward_pass):
             make(network, np.empty(0, np.float32), True)
     p = None if p is None else arguments.check_params(p, network.n_params)

@@ -95,7 +95,7 @@ class Trajectories:
         if finite:
             arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
         step = runs.training_step(network, p, criterion, leapfrog)
-        self._program, runner, samples = step.program, step.backend, members.samples
+        self._program, backend, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
         network.check_batch(samples)
         self.p = p
@@ -113,7 +113,7 @@ class Trajectories:
         own = {*members.own, "p", "moments", "step"}
         order = np.zeros((1, samples), np.int64)
         sources: dict[str, np.ndarray] = {}
-        self._feed, self._runner = runner.member_feed(self._program, samples, arrays, sources, order, own), runner
+        self._feed, self._backend = backend.member_feed(self._program, samples, arrays, sources, order, own), backend
         self._members = np.arange(len(p))
         self._piece = max(1, PIECE // max(1, len(p) * self._program.flops(samples)))
 
@@ -139,7 +139,7 @@ class Trajectories:
         members = self._members
         for first in range(0, leapfrog_steps + 1, self._piece):
             piece = losses[:, first : first + self._piece].copy()
-            with self._runner.running():
+            with self._backend.running():
                 self._feed(0, piece, members)
             losses[members, first : first + self._piece] = piece[members]
             members = members[np.isfinite(losses[members, first : first + self._piece]).all(axis=1)]

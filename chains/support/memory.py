@@ -70,9 +70,9 @@ _OTHERS: list[tuple[Memory, Backend]] = []  # memories other than the host's, ea
 _PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until first needed
 
 
-def add_memory(memory: Memory, runner: Backend) -> None:
-    """Register a memory: its arrays are accepted from now on, and `runner` runs programs on them."""
-    _OTHERS.append((memory, runner))
+def add_memory(memory: Memory, backend: Backend) -> None:
+    """Register a memory: its arrays are accepted from now on, and `backend` runs programs on them."""
+    _OTHERS.append((memory, backend))
 
 
 def promise_memory(name: str, owns: Callable[[Any], bool], make: Callable[[], object]) -> None:
@@ -81,9 +81,9 @@ def promise_memory(name: str, owns: Callable[[Any], bool], make: Callable[[], ob
 
 
 def _known(array: Any) -> tuple[Memory, Backend] | None:
-    for memory, runner in _OTHERS:
+    for memory, backend in _OTHERS:
         if memory.owns(array):
-            return memory, runner
+            return memory, backend
     for owns, make in _PROMISED.values():
         if owns(array):
             make()
@@ -124,10 +124,10 @@ def on_host(array: Any) -> np.ndarray:
     return result
 
 
-def runner_of(array: Any, runner: Backend) -> Backend:
-    """The backend for arrays where this one lies: `runner` on the host; on a GPU `runner.on_device`, or the GPU's backend."""
+def backend_of(array: Any, backend: Backend) -> Backend:
+    """The backend for arrays where this one lies: `backend` on the host; on a GPU `backend.on_device`, or the GPU's backend."""
     known = None if type(array) is np.ndarray else _known(array)
     if known is None:
-        return runner
-    own: Backend | None = getattr(runner, "on_device", None)
+        return backend
+    own: Backend | None = getattr(backend, "on_device", None)
     return known[1] if own is None else own

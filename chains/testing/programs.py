@@ -69,9 +69,9 @@ def run_program(
             own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
         elif buffer.name in arrays:
             own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
-    runner = find_backend(name)
-    binding = runner.bind(program, batch, own, scratch=filled(runner.scratch_bytes(program, batch), fill))
-    with runner.running():
+    backend = find_backend(name)
+    binding = backend.bind(program, batch, own, scratch=filled(backend.scratch_bytes(program, batch), fill))
+    with backend.running():
         for _ in range(runs):
             binding.run()
     return {

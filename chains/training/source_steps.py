@@ -61,7 +61,7 @@ class SourceSteps(Steps):
                 self._end()
                 break
             size = len(data["x"])
-            with self._runner.running():
+            with self._backend.running():
                 self._do(self._used(data), size)
             del batch, data  # free the memory before the next one is made
             self.step += 1
@@ -93,7 +93,7 @@ class SourceSteps(Steps):
         self.finished = True
 
     def flush(self) -> None:
-        with self._runner.running():
+        with self._backend.running():
             self._read(0)
             self._change(None)
 
@@ -129,8 +129,8 @@ class SourceSteps(Steps):
         if key not in self._bound_steps:
             if len(self._bound_steps) >= KEPT_BINDINGS:
                 self._bound_steps.pop(next(iter(self._bound_steps)))
-            binding = self._runner.bind(self._program, size, self._shared)
-            self._bound_steps[key] = self._runner.batch_stream(binding, data)
+            binding = self._backend.bind(self._program, size, self._shared)
+            self._bound_steps[key] = self._backend.batch_stream(binding, data)
         return self._bound_steps[key]
 
     def _means(self) -> list[float]:

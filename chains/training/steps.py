@@ -61,7 +61,7 @@ class Steps(ABC):
         counts = on_host(optimizer_state["step"])
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
-        self._runner, self._program = executable.backend, executable.program
+        self._backend, self._program = executable.backend, executable.program
         random = np.stack(np.broadcast_arrays(np.array(batches.seed, np.uint64), counts.astype(np.uint64)), axis=-1)
         own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
@@ -169,7 +169,7 @@ class ArraySteps(Steps):
             own = self._columns(samples) if comm is not None else slice(None)
             self._shared |= {name: memory.contiguous(array[own], buffers[name].dtype) for name, array in data.items()}
             data = {}
-        data = self._runner.sources(data)
+        data = self._backend.sources(data)
         full, rest = divmod(samples, batch_size)
         self._parts = [self._part(data, batch_size, 0, full)]
         if rest and not batches.drop_last:
@@ -188,19 +188,19 @@ class ArraySteps(Steps):
         """The part of these steps, each on `batch` samples, after the `first` steps of an epoch."""
         start = self._batches.batch_size * first
         stop, order = first + steps, self._order[:, start : start + steps * batch]
-        runner, shared, share = self._runner, self._shared, order[0]
+        backend, shared, share = self._backend, self._shared, order[0]
         if self._history is not None:
             assert self._batches.members is not None
             own = {*self._batches.members.own, *self._trained, *self._rows, "moments", "step", "random"}
             shared = {name: array for name, array in shared.items() if name != "value"} | self._used(self._rows)
-            return _Part(runner.member_feed(self._program, batch, shared, data, order, own), batch, first, stop, share)
+            return _Part(backend.member_feed(self._program, batch, shared, data, order, own), batch, first, stop, share)
         count = batch
         if self._comm is not None:
             columns = self._columns(batch)
             count = columns.stop - columns.start
             shared = {**shared, **part_arrays(self._comm, self._executable, batch, columns.start, shared["p"])}
             share = share.reshape(-1, batch)[:, columns].ravel()
-        return _Part(runner.feed(runner.bind(self._program, count, shared), data, share), batch, first, stop, share)
+        return _Part(backend.feed(backend.bind(self._program, count, shared), data, share), batch, first, stop, share)
 
     def _columns(self, batch: int) -> slice:
         """The places in a batch of this process's samples."""
@@ -248,7 +248,7 @@ class ArraySteps(Steps):
         """Do one step of a part for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
         count = self._rates.good(self._first_step + self.done, losses.shape[-1])
         start = time.perf_counter()
-        with self._runner.running():
+        with self._backend.running():
             done = feed(first, losses[:count]) if self._history is None else self._do_members(feed, first, losses[:, :count])
         elapsed = time.perf_counter() - start
         self.done += done

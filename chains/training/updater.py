@@ -12,7 +12,7 @@ from chains.program.recorder import Recorder
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_is
-from chains.support.memory import HOST, memory_of, runner_of
+from chains.support.memory import HOST, backend_of, memory_of
 from chains.support.messages import counted
 from chains.training import optimizer_state
 from chains.training.optimizer_state import OptimizerState
@@ -58,9 +58,9 @@ class Updater:
         self.optimizer = optimizer
         self.p = p
         self._state = start
-        self._runner = runner_of(p, backend("auto")).choose(program)
+        self._backend = backend_of(p, backend("auto")).choose(program)
         arrays = {name: array for name, array in {"p": p, **start}.items() if name in program.buffers}
-        self._binding: Binding = self._runner.bind(program, 1, arrays)
+        self._binding: Binding = self._backend.bind(program, 1, arrays)
         looked_at = callable(optimizer.learning_rate) and memory_of(p) is HOST  # a GPU's step number would be waited for
         self._rates = Rates(optimizer) if looked_at else None
 
@@ -87,7 +87,7 @@ class Updater:
         if self._rates is not None:
             self._rates.good(self._state["step"].item())
         self._binding.arrays["g"][...] = g
-        with self._runner.running():
+        with self._backend.running():
             self._binding.run()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -78,5 +78,5 @@ def test_networks_keep_their_settings(monkeypatch):
     net = Chain(Dense(3, 2), backend=Cupy("tf32"))
     again = pickle.loads(pickle.dumps(net))
     assert again.backend == Cupy("tf32")
-    assert network_of(again).runner is network_of(net).runner
-    assert network_of(net).runner.on_device.device._cublas._precision == "tf32"
+    assert network_of(again).backend is network_of(net).backend
+    assert network_of(net).backend.on_device.device._cublas._precision == "tf32"

@@ -116,4 +116,4 @@ def test_auto_prefers_machine_code():
     auto = backend("auto")
     for layers in ((Dense(3, 3),), (Dense(600, 600),), (Dense(3, 1200, tanh), Dense(1200, 1000))):
         assert auto.choose(gradient_program(Chain(*layers), "float32")).name == "native"
-    assert network_of(Chain(Dense(3, 3))).runner.name == "auto"
+    assert network_of(Chain(Dense(3, 3))).backend.name == "auto"

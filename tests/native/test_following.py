@@ -155,7 +155,7 @@ def test_an_updater_follows(eager):
 
 def test_memory_is_kept_for_few_numbers(eager):
     net, _, x, _ = problem(100)
-    binding = network_of(net).runner.bind(net.program(), 100, {"x": x})
+    binding = network_of(net).backend.bind(net.program(), 100, {"x": x})
     assert isinstance(binding, FollowingBinding)
     first = binding.present()
     for n in (2, 3, 4, 5, 4, 5):
@@ -190,7 +190,7 @@ def test_a_backend_of_its_own_number_does_not_follow():
 def test_scratch_of_another_number_is_taken_if_it_is_large_enough(eager):
     """Another Python thread may change the number between the two calls."""
     net, p, x, _ = problem(100)
-    program, runner = net.program(), network_of(net).runner
+    program, runner = net.program(), network_of(net).backend
     wanted = net(x, p)
     for asked, bound in ((1, 3), (3, 1), (2, 2)):
         set_num_threads(asked)

@@ -235,7 +235,7 @@ def test_an_empty_chain(data):
 
 def test_backends_by_name():
     assert Chain(Dense(1, 1)).backend == "auto"
-    assert network_of(Chain(Dense(1, 1), backend="numpy")).runner.name == "numpy"
+    assert network_of(Chain(Dense(1, 1), backend="numpy")).backend.name == "numpy"
 
 
 def test_programs_for_reading(net):

@@ -360,7 +360,7 @@ def test_a_program_by_itself_has_the_settings_it_was_recorded_with(backend_name)
     program, rng = net.program(SquaredLoss(), SGD(0.5), dtype="f8"), np.random.default_rng(0)
     p = rng.normal(size=8)
     arrays = {"p": p.copy(), "x": rng.normal(size=(4, 3)), "t": np.zeros((4, 2)), "value": np.zeros(()), "step": np.zeros(())}
-    binding = network_of(net).runner.bind(program, 4, arrays)
+    binding = network_of(net).backend.bind(program, 4, arrays)
     _, g = net.value_and_grad(p, arrays["x"], arrays["t"], SquaredLoss())
     binding()
     np.testing.assert_allclose(arrays["p"], p - 0.5 * g, rtol=1e-13)
