@@ -6,7 +6,7 @@ that is computed only if the caller asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from chains.program.hoist import hoisted
@@ -15,11 +15,6 @@ from chains.program.operations import Copy, Map, Operation, users
 from chains.program.reorder import relu_after_max_pool
 from chains.program.step_arrays import accumulated, contracted
 from chains.program.view import Buffer, View
-
-
-def simplified(operations: Sequence[Operation]) -> list[Operation]:
-    """Fewer operations with the same results."""
-    return without_copies(relu_after_max_pool(contracted(accumulated(hoisted(live(operations))))))
 
 
 def live(operations: Sequence[Operation], read: Iterable[Buffer] = ()) -> list[Operation]:
@@ -89,3 +84,22 @@ def _redirected(operation: Operation, old: Buffer, new: Buffer) -> Operation:
         return replace(view, buffer=new) if view.buffer is old else view
 
     return operation.on(moved)
+
+
+# In the order in which they are applied. `[each.__name__ for each in PASSES]` names them.
+PASSES: tuple[Callable[[Sequence[Operation]], list[Operation]], ...] = (
+    live,
+    hoisted,
+    accumulated,
+    contracted,
+    relu_after_max_pool,
+    without_copies,
+)
+
+
+def simplified(operations: Sequence[Operation]) -> list[Operation]:
+    """Fewer operations with the same results: what all passes make of them."""
+    found = list(operations)
+    for each in PASSES:
+        found = each(found)
+    return found
