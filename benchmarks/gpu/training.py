@@ -15,7 +15,7 @@ from chains.backends.cupy import streaming
 from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Work
 from chains.backends.cupy.fused_program import FusedProgram
-from chains.network import runs
+from chains.network import executables
 from chains.network.network import network_of
 from chains.training.batches import ArrayBatches
 from chains.training.optimizer_state import begin
@@ -35,8 +35,8 @@ class Trainer:
         self.net = given.net(backend_name(name, setting))
         self.p = self.device.array(self.net.init(seed=0))
         place = np.asarray if streamed else self.device.array
-        data, objective = runs.problem(network_of(self.net), place(given.x), place(given.t), given.loss, None, None)
-        step = runs.training_step(network_of(self.net), self.p, objective, given.optimizer)
+        data, objective = executables.problem(network_of(self.net), place(given.x), place(given.t), given.loss, None, None)
+        step = executables.training_step(network_of(self.net), self.p, objective, given.optimizer)
         with mock.patch.object(streaming, "MEMORY_SHARE", -1.0 if streamed else 1.0):
             batches = ArrayBatches(data, objective, given.batch, drop_last=True)
             self.steps = ArraySteps(batches, step, {"p": self.p}, given.optimizer, begin(given.optimizer, self.p))

@@ -26,7 +26,7 @@ from benchmarks.harness.machine import describe
 from benchmarks.harness.timing import Criterion
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, MSELoss, SquaredLoss, relu, tanh, train, σ
 from chains.backends import backend
-from chains.network.runs import check_comm
+from chains.network.executables import check_comm
 from chains.program.recorder import Recorder
 from chains.support.communicator import words_of
 

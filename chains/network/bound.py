@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.backends.base import Single
-from chains.network import runs
+from chains.network import executables
 from chains.network.network import network_of
 from chains.network.ode_steps import check_solved
 from chains.support import arguments
@@ -24,7 +24,7 @@ def bound(net: Any, p: Any, state: Any) -> Bound:
     p = arguments.check_params(p, network.n_params)
     if is_elsewhere(p):
         raise TypeError("`p` lies on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)")
-    known = runs.state_for(network, runs.forward_pass(network, p, False).program, state, p.dtype, False, {})
+    known = executables.state_for(network, executables.forward_pass(network, p, False).program, state, p.dtype, False, {})
     copies = {name: np.array(array, p.dtype) for name, array in known.items()}
     return Bound(net, np.array(p), copies.get("state"))
 
@@ -39,7 +39,7 @@ class Bound:
     def __init__(self, net: Any, p: np.ndarray, state: np.ndarray | None) -> None:
         self.net, self.p, self.state = net, p, state
         self._network = network_of(net)
-        self._single = self._made(runs.forward_pass(self._network, p, False), ("x",), ("y",))
+        self._single = self._made(executables.forward_pass(self._network, p, False), ("x",), ("y",))
         self._quick = None if self._single is None else self._single.function
         self._quick_vjp: Callable[..., Any] | None = None
         self._has_vjp = False
@@ -96,7 +96,7 @@ class Bound:
             For arrays that do not fit.
         """
         if not self._has_vjp:
-            single = self._made(runs.backward_pass(self._network, self.p), ("x", "dy"), ("g", "dx"))
+            single = self._made(executables.backward_pass(self._network, self.p), ("x", "dy"), ("g", "dx"))
             self._quick_vjp, self._has_vjp = None if single is None else single.function, True
         quick = self._quick_vjp
         if quick is not None and (found := quick(x, dy, None, None)) is not None:

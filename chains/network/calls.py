@@ -1,7 +1,7 @@
 """Calls of a network: outputs, loss, gradient, vector-Jacobian product.
 
 A repeated call finds its function in machine code (`chains.network.programs.Shortcuts`). Any other one checks its arguments,
-finds its program, or records it, and runs that on the arrays (`chains.network.runs`).
+finds its program, or records it, and runs that on the arrays (`chains.network.executables`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.losses import Loss
-from chains.network import checks, ensembles, record, runs
+from chains.network import checks, ensembles, executables, record
 from chains.network.network import Network
 from chains.network.ode_steps import check_solved
 from chains.penalties import Penalty
@@ -37,14 +37,14 @@ def forward(network: Network, x: Any, p: Any, lengths: Any, state: Any, mode: st
         return ensembles.call(network, forward, x, p, lengths, state, mode, seed, out)
     p = checks.check_params(network, p, x, "net(x, p)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
-    executable = runs.forward_pass(network, p, training, lengths is not None)
+    executable = executables.forward_pass(network, p, training, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
     shape = (len(x), *network.output_shape)
     to_host = isinstance(out, np.ndarray) and is_elsewhere(p) and not is_elsewhere(x) and not is_elsewhere(out)
     if to_host:
         arguments.check_out(out, shape, p.dtype, {"x": x})
     y = shape, None if to_host else out, "out"
-    result = runs.run(network, executable, p, data, {"y": y}, state, training, seed)["y"]
+    result = executables.run(network, executable, p, data, {"y": y}, state, training, seed)["y"]
     if network.may_fail:
         check_solved(network, p, x, result, lengths=lengths)
     elif plain:
@@ -69,7 +69,7 @@ def value_and_grad(
         if found is not None:
             return found
     training = arguments.check_mode(mode)
-    processes = None if comm is None else runs.check_comm(comm)
+    processes = None if comm is None else executables.check_comm(comm)
     if ensembles.is_ensemble(p):
         checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
         gradient = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
@@ -79,7 +79,9 @@ def value_and_grad(
     shapes, parallel = checks.target_shapes(data), comm is not None
 
     def find() -> Executable:
-        return runs.gradient_of(network, p, runs.criterion(network, loss, *shapes, penalty), p.dtype, training, parallel)
+        return executables.gradient_of(
+            network, p, executables.criterion(network, loss, *shapes, penalty), p.dtype, training, parallel
+        )
 
     kind = ("gradient", p.dtype, training, *shapes, parallel)
     executable = network.programs_at(p).recent(kind, (loss, penalty), find)
@@ -87,7 +89,7 @@ def value_and_grad(
         check_flags(check_finite=check_finite)
         arguments.check_finite(p.dtype, p=p, **checks.with_counted_targets(network.declaration, data))
     outs = {"g": (p.shape, out, "out"), "value": ((), None, "")}
-    found = runs.run(network, executable, p, data, outs, state, training, seed, processes)
+    found = executables.run(network, executable, p, data, outs, state, training, seed, processes)
     value, g = found["value"], found["g"]
     if network.may_fail:
         check_solved(network, p, data["x"], value, lengths=lengths)
@@ -111,11 +113,11 @@ def loss(
     shapes = checks.target_shapes(data)
 
     def find() -> Executable:
-        criterion = runs.criterion(network, loss, *shapes, penalty)
+        criterion = executables.criterion(network, loss, *shapes, penalty)
         return network.program(p, ("loss", p.dtype), partial(record.loss, network, criterion, p.dtype, False), criterion)
 
     executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
-    return float(runs.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"])
+    return float(executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"])
 
 
 def vjp(
@@ -135,10 +137,10 @@ def vjp(
     dy = arguments.check_input(dy, network.output_shape, "dy", "output")
     if len(dy) != len(x):
         raise ValueError(f"`dy` has shape {dy.shape}, but `x` is a batch of {len(x)}: both need {counted(len(x), 'sample')}")
-    executable = runs.backward_pass(network, p, training, lengths is not None)
+    executable = executables.backward_pass(network, p, training, lengths is not None)
     data = {"x": x, "dy": dy, **checks.lengths_of(lengths, x, network.declaration)}
     outs = {"g": (p.shape, given[0], "out[0]"), "dx": (x.shape, given[1], "out[1]")}
-    found = runs.run(network, executable, p, data, outs, state, training, seed)
+    found = executables.run(network, executable, p, data, outs, state, training, seed)
     if plain:
         network.shortcuts.add("vjp", mode, executable, {"p": p, "x": x, "dy": dy}, ["g", "dx"])
     return found["g"], found["dx"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.losses import Loss
-from chains.network import calls, checks, record, record_derivatives, runs
+from chains.network import calls, checks, executables, record, record_derivatives
 from chains.network.network import Network
 from chains.penalties import Penalty
 from chains.program.program import Program
@@ -193,7 +193,7 @@ def hessian_product(
     if quick is not None and (found := quick(p, x, t, v, out)) is not None:
         return found
     p = checks.check_params(network, p, x, f"net.{name}(p, x, t, loss, v)")
-    data, problem = runs.problem(network, x, t, loss, weights, penalty)
+    data, problem = executables.problem(network, x, t, loss, weights, penalty)
     data = {**arguments.to_device_of(p, data), "v": _vector(network, v, p)}
     record_product = record_derivatives.gauss_newton_product if gauss_newton else record_derivatives.hessian_product
     program = network.program(p, (name, p.dtype), partial(record_product, network, problem, p.dtype), problem)
@@ -208,7 +208,7 @@ def hessian_product(
 def sample_gradients(network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, state: Any, out: Any) -> np.ndarray:
     """The gradient of each sample's own loss."""
     p = checks.check_params(network, p, x, "net.sample_gradients(p, x, t, loss)")
-    data, problem = runs.problem(network, x, t, loss, weights, None)
+    data, problem = executables.problem(network, x, t, loss, weights, None)
     data = arguments.to_device_of(p, data)
     (result,) = _outs(out if out is None else (out,), [(len(data["x"]), network.n_params)], {"p": p, **data})
     make = partial(record_derivatives.sample_gradients, network, problem, p.dtype)
@@ -224,7 +224,7 @@ def residuals(
     program = network.program(p, ("residuals", p.dtype, with_jacobian), make, record.Criterion(loss, t.shape[1:]))
     shape = len(x), loss.equations
     outs = {"r": (shape, None, "")} | ({"j": ((*shape, network.n_params), None, "")} if with_jacobian else {})
-    return runs.run(network, program, p, {"x": x, "t": t}, outs, state)
+    return executables.run(network, program, p, {"x": x, "t": t}, outs, state)
 
 
 def _pulled(
@@ -284,5 +284,5 @@ def _run(
 ) -> None:
     """Run an executable that fills these arrays."""
     arrays = {"p": p, **data, **{name: memory_of(p).contiguous(data[name]) for name in ("v", "dy") if name in data}}
-    arrays |= runs.state_for(network, executable.program, state, p.dtype, False, arrays)
+    arrays |= executables.state_for(network, executable.program, state, p.dtype, False, arrays)
     executable(len(data["x"]), {**arrays, **results})

@@ -17,7 +17,7 @@ from chains.backends.executable import decline
 from chains.losses import Loss, MSELoss, SquaredLoss
 from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
-from chains.network import calls, derivatives, runs
+from chains.network import calls, derivatives, executables
 from chains.network.network import Network, network_of
 from chains.penalties import Penalty
 from chains.residuals.loss import ResidualLoss
@@ -38,16 +38,16 @@ def objective(
 ) -> Objective:  # fmt: skip
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network, training = network_of(net), arguments.check_mode(mode)
-    data, criterion = runs.problem(network, x, t, loss, weights, penalty, lengths)
+    data, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
     data = arguments.to_device_of(data["x"], data)
-    x, processes = data["x"], None if comm is None else runs.check_comm(comm)
-    total, first = (len(x), 0) if processes is None else runs.part_of(processes, len(x))
-    executable = runs.gradient_of(network, x, criterion, np.dtype(np.float64), training, comm is not None, pure=True)
-    known = runs.state_for(network, executable.program, state, None, training, data, total)
+    x, processes = data["x"], None if comm is None else executables.check_comm(comm)
+    total, first = (len(x), 0) if processes is None else executables.part_of(processes, len(x))
+    executable = executables.gradient_of(network, x, criterion, np.dtype(np.float64), training, comm is not None, pure=True)
+    known = executables.state_for(network, executable.program, state, None, training, data, total)
     extra = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
     if processes is not None:
-        extra |= runs.part_arrays(processes, executable, total, first, x)
-    extra |= runs.random_numbers(executable, seed, x)
+        extra |= executables.part_arrays(processes, executable, total, first, x)
+    extra |= executables.random_numbers(executable, seed, x)
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
     return Objective(executable, data, network.n_params, extra, remake, second)

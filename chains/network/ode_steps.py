@@ -11,7 +11,7 @@ import numpy as np
 from chains.layers.base import Declaration
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.ode import ODE, trace_of
-from chains.network import checks, runs
+from chains.network import checks, executables
 from chains.network.network import Network, network_of
 from chains.support import arguments
 from chains.support.memory import is_elsewhere
@@ -133,9 +133,9 @@ def _with_inputs(
 
 def _outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
     """The outputs of a network of a part, which has no state."""
-    program = runs.forward_pass(network, p, False, lengths is not None)
+    program = executables.forward_pass(network, p, False, lengths is not None)
     data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
-    return runs.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
+    return executables.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
 
 
 def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:

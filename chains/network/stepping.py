@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains.layers.stepwise import Carried, carried_by, stepwise
-from chains.network import checks, record, runs
+from chains.network import checks, executables, record
 from chains.network.network import Network
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -98,6 +98,6 @@ def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out
         "y": ((len(x), *one.output_shape), given[0], "out[0]"),
         "new carried": (carried.shape, given[1], "out[1]"),
     }
-    found = runs.run(one, program, p, {"x": x, "carried": carried}, outs)
+    found = executables.run(one, program, p, {"x": x, "carried": carried}, outs)
     network.shortcuts.add("step", None, program, {"p": p, "x": x, "carried": carried}, ["y", "new carried"])
     return found["y"], found["new carried"]

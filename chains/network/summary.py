@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.layers.base import Declaration, SampleShape
 from chains.losses import Loss
-from chains.network import record, runs
+from chains.network import executables, record
 from chains.network.network import Network
 from chains.optimizers import Optimizer
 from chains.params import Layout, Slice
@@ -36,7 +36,7 @@ def program_of(
                 raise TypeError(f"`loss` is missing: `{name}` (={value!r}) is of use with one only")
         return record.forward(network, dtype, training)
     target = network.output_shape if target_shape is None else check_shape("target_shape", target_shape)
-    criterion = runs.criterion(network, loss, target, None, False, penalty)
+    criterion = executables.criterion(network, loss, target, None, False, penalty)
     loss.check_target(network.output_shape, target)
     if optimizer is None:
         return record.gradient(network, criterion, dtype, training, parallel=parallel)
@@ -47,7 +47,7 @@ def program_of(
 def summary(network: Network, p: Any) -> str:
     """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
     if network.backend.name == "auto":
-        for make in (runs.forward_pass, runs.backward_pass):
+        for make in (executables.forward_pass, executables.backward_pass):
             make(network, np.empty(0, np.float32), True)
     p = None if p is None else arguments.check_params(p, network.n_params)
     return "\n".join([table(network, p), *network.programs.fallbacks])

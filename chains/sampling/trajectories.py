@@ -11,7 +11,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.expr import where
 from chains.losses import Loss
-from chains.network import runs
+from chains.network import executables
 from chains.network.network import network_of
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
@@ -94,7 +94,7 @@ class Trajectories:
         arguments.check_apart("p", p, data)
         if finite:
             arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
-        step = runs.training_step(network, p, criterion, leapfrog)
+        step = executables.training_step(network, p, criterion, leapfrog)
         self._program, backend, samples = step.program, step.backend, members.samples
         _check_deterministic(net, step.program.buffers)
         network.check_batch(samples)

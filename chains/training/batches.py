@@ -10,7 +10,7 @@ import numpy as np
 
 from chains.data.batches import pass_from
 from chains.losses import Loss
-from chains.network import checks, ensembles, runs
+from chains.network import checks, ensembles, executables
 from chains.network.ensembles import Members
 from chains.network.network import Network
 from chains.network.record import Criterion
@@ -67,7 +67,7 @@ def from_arrays(
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     members = None
     if p.ndim == 1:
-        arrays, criterion = runs.problem(network, x, t, loss, weights, penalty, lengths)
+        arrays, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
     else:
         members, criterion = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
         arrays = dict(members.arrays)
@@ -82,7 +82,7 @@ def member_problem(
     """The checked data of `count` members, and the criterion that each of them minimises."""
     members = ensembles.check_data(network, count, x, t, loss, weights, lengths)
     first = {"weights": None, "lengths": None} | members.of(0)
-    return members, runs.problem(network, **first, loss=loss, penalty=penalty)[1]
+    return members, executables.problem(network, **first, loss=loss, penalty=penalty)[1]
 
 
 def _check_batch_size(network: Network, samples: int, batch_size: int | None, drop_last: bool) -> int:
@@ -198,7 +198,7 @@ class SourceBatches:
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
             network = self._network
-            data, criterion = runs.problem(network, x, t, self._loss, weights, self._penalty)
+            data, criterion = executables.problem(network, x, t, self._loss, weights, self._penalty)
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:

@@ -11,7 +11,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.metrics import accuracy
-from chains.network import checks, runs
+from chains.network import checks, executables
 from chains.network.network import Network, network_of
 from chains.penalties import Penalty
 from chains.support import arguments
@@ -157,7 +157,7 @@ def _value(metric: Metric, t: np.ndarray, y: np.ndarray) -> float:
 
 def _pieces(network: Network, p: np.ndarray, samples: int) -> list[slice]:
     """The samples in pieces, each with no more than `PIECE_BYTES` of intermediate results, or `MIN_PIECE_SAMPLES` long."""
-    per_sample = runs.forward_pass(network, p, False).program.scratch.bytes_per_sample
+    per_sample = executables.forward_pass(network, p, False).program.scratch.bytes_per_sample
     size = max(MIN_PIECE_SAMPLES, PIECE_BYTES // max(1, per_sample))
     return [slice(start, start + size) for start in range(0, samples, size)]
 

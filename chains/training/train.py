@@ -12,7 +12,7 @@ import numpy as np
 from chains.backends import Executable
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import checks, ensembles, runs
+from chains.network import checks, ensembles, executables
 from chains.network.network import Network, network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
@@ -167,7 +167,7 @@ def train(
                     check_divided(batches, optimizer, processes.comm.size)
                 if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
                     raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = runs.training_step(network, p, batches.criterion, optimizer, parallel=processes is not None)
+            step = executables.training_step(network, p, batches.criterion, optimizer, parallel=processes is not None)
             # The checks that need the program or the data.
             state = _check_state(network, p, step, state, batches)
             evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
@@ -271,7 +271,7 @@ def _check_state(
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return runs.state_for(network, step.program, state, p.dtype, False, arrays).get("state")
+        return executables.state_for(network, step.program, state, p.dtype, False, arrays).get("state")
     ensembles.add_state(members, network, state, p, True)
     return members.arrays.pop("state")
 

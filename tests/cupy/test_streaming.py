@@ -14,7 +14,7 @@ from chains.backends import backend
 from chains.backends.cupy import streaming
 from chains.backends.cupy.device import cuda
 from chains.data import Batches
-from chains.network import record, runs
+from chains.network import executables, record
 from chains.network.network import network_of
 from tests.cupy import emulated
 from tests.cupy.support import on_gpu
@@ -195,7 +195,9 @@ def test_a_steady_step_allocates_nothing(device):
 def test_the_host_allocates_no_batches(device):
     """A batch is 800 kB here; products of the emulation take 160 kB."""
     net = Chain(Dense(20_000, 1), backend="numpy")
-    program = runs.training_step(network_of(net), net.init(device="emulated"), record.Criterion(SquaredLoss(), (1,)), SGD(1e-9))
+    program = executables.training_step(
+        network_of(net), net.init(device="emulated"), record.Criterion(SquaredLoss(), (1,)), SGD(1e-9)
+    )
     p, x, t = net.init(device="emulated"), np.ones((200, 20_000), np.float32), np.ones((200, 1), np.float32)
     own = {"p": p, "value": device.array(np.zeros((), np.float32)), "step": device.array(np.zeros(()))}
     shared = {name: array for name, array in {**own, **program.settings}.items() if name in program.program.buffers}

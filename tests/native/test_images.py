@@ -28,7 +28,7 @@ from chains import (
     tanh,
 )
 from chains.backends.numpy.backend import NumpyBackend
-from chains.network import record, runs
+from chains.network import executables, record
 from chains.network.network import network_of
 from chains.program.operations import Convolve, ConvolveInput
 
@@ -314,5 +314,5 @@ def test_training_with_large_products(threads, eager):
     net = Chain(Dense(40, 420, relu), Dense(420, 390, relu), Dense(390, 4))
     objective = record.Criterion(chains.MSELoss(), (4,))
     for optimizer in (chains.SGD(0.01, momentum=0.9), Adam(1e-3, clip_norm=0.5)):
-        program = runs.training_step(network_of(net), net.init(0, dtype=np.float64), objective, optimizer).program
+        program = executables.training_step(network_of(net), net.init(0, dtype=np.float64), objective, optimizer).program
         assert_equals_numpy(program, 50, "float64", (threads,), factor=20.0)

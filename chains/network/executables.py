@@ -1,4 +1,4 @@
-"""What calls of a network are made of: the program, recorded or found, and the arrays that it runs on.
+"""The executables of a network, recorded or found, and the arrays that calls run them on.
 
 These are the caller's data, the parameters, the state, random numbers, what several processes share, and the outputs.
 """
