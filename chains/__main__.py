@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import runpy
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from chains.backends import backend
-from chains.exporting.export import export
+from chains.exporting.export import SUFFIXES, check_output, interface_for, write
+from chains.exporting.report import report_lines
 from chains.files import load
+from chains.interop import from_onnx, from_torch
+from chains.interop.parts import needed
 from chains.version import __version__
 
 PACKAGES = ("numpy", "scipy", "llvmlite", "cupy-cuda12x", "cupy-cuda13x", "scikit-learn", "torch", "jax", "onnx")
 BACKENDS = ("numpy", "native", "cupy")
 INFO = "Print versions, backends, vector widths, threads and the cache, as a bug report needs them."
-EXPORT = "Write a network of a file of safetensors as machine code or C source, for programs in other languages."
+EXPORT = "Write a trained network as machine code or C source, for programs in other languages, and report what was written."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,8 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands.add_parser("info", help=INFO, description=INFO)
     command = commands.add_parser("export", help=EXPORT, description=EXPORT)
-    command.add_argument("file", help="what chains.save has written, such as model.safetensors")
-    command.add_argument("-o", "--output", required=True, help="the file to write: .o, .a, .so, .wasm or .c")
+    command.add_argument("model", help="a file of chains.save (.safetensors), ONNX (.onnx) or PyTorch (.pt, .pth)")
+    command.add_argument("output", help=f"the file to write, with one of the endings {', '.join(SUFFIXES)}")
+    command.add_argument("--structure", metavar="FILE.py:NAME", help="for a state dict of PyTorch: a module, or what makes it")
+    command.add_argument("--input-shape", metavar="N,...", help="of a sample, where the first layer of PyTorch does not fix it")
     command.add_argument("--target", default="native", help="such as x86-64-v3,aarch64 (default: this computer)")
     command.add_argument("--name", default="model", help="what the names of all functions begin with (default: model)")
     command.add_argument("--gradient", default="both", choices=("parameters", "inputs", "both", "none"))
@@ -39,23 +47,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         given.run(given)
-    except (OSError, TypeError, ValueError, NotImplementedError) as error:
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     return 0
 
 
 def export_file(given: argparse.Namespace) -> None:
-    """Write the files, and print their paths."""
-    net, p, state = load(given.file)
-    arrays = (None, None) if given.free else (p, state)
-    written = export(
-        net, given.output, arrays[0], state=arrays[1], name=given.name, dtype=given.dtype or p.dtype, target=given.target,
+    """Write the files, and print the report."""
+    output = check_output("output", given.output)
+    net, p, state = read_model(given.model, given.structure, given.input_shape)
+    baked = (None, None) if given.free else (p, state)
+    interface = interface_for(
+        net, *baked, name=given.name, dtype=given.dtype or p.dtype,
         gradient=None if given.gradient == "none" else given.gradient,
         derivatives=[each.strip() for each in given.derivatives.split(",") if each.strip()],
-        header=not given.no_header, fortran=not given.no_fortran,
     )  # fmt: skip
-    for path in written:
-        print(path)
+    written = write(interface, output, given.target, not given.no_header, not given.no_fortran)
+    for line in report_lines(written):
+        print(line)
+
+
+def read_model(path: str, structure: str | None, input_shape: str | None) -> tuple[Any, Any, Any]:
+    """The network, the parameters and the state in a file, whose ending says what wrote it."""
+    kind = Path(path).suffix
+    if kind not in (".pt", ".pth") and (structure or input_shape):
+        raise ValueError(f"`--structure` and `--input-shape` are for files of PyTorch, not for {path!r}")
+    if not Path(path).exists():
+        raise FileNotFoundError(f"there is no file {path!r}")
+    if kind == ".onnx":
+        return from_onnx(path)
+    if kind in (".pt", ".pth"):
+        shape = None if input_shape is None else tuple(int(each) for each in input_shape.split(","))
+        return from_torch(path if structure is None else _with_weights(structure, path), shape)
+    return load(path)
+
+
+def _with_weights(structure: str, path: str) -> Any:
+    """The module of PyTorch that a Python file names, with the weights of a state dict."""
+    torch = needed("torch")
+    file, _, name = structure.rpartition(":")
+    if not file or not name.isidentifier():
+        raise ValueError(f"`--structure` (={structure!r}) must be a file and a name in it, such as model.py:network")
+    names = runpy.run_path(file)
+    if name not in names:
+        raise ValueError(f"`--structure` (={structure!r}): {file!r} has no {name!r}")
+    module = names[name] if isinstance(names[name], torch.nn.Module) else names[name]()
+    module.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return module
 
 
 def print_info(given: argparse.Namespace) -> None:

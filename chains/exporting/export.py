@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
-from chains.exporting.interface import DERIVATIVES, interface_of
+from chains.exporting.interface import DERIVATIVES, Interface, interface_of
 from chains.losses import Loss
 from chains.network.network import check_net, network_of
 from chains.network.record import Criterion
@@ -94,35 +95,68 @@ def export(
     NotImplementedError
         Where a layer has no rule for the `derivatives`; the message names it.
     """
+    path = check_output("path", path)
+    check_flags(header=header, fortran=fortran)
+    interface = interface_for(
+        net, p, state, name=name, dtype=dtype, loss=loss, target_shape=target_shape, penalty=penalty, optimizer=optimizer,
+        gradient=gradient, derivatives=derivatives,
+    )  # fmt: skip
+    return list(write(interface, path, target, header, fortran).contents)
+
+
+def check_output(name: str, path: Any) -> Path:
+    """The file to write. Raises TypeError or ValueError for what is none, or has another ending than `SUFFIXES`."""
+    file = check_path(name, path, "model.o")
+    if file.suffix not in SUFFIXES:
+        raise ValueError(f"`{name}` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
+    return file
+
+
+def interface_for(
+    net: Chain, p: Any = None, state: Any = None, *, name: str = "model", dtype: Any = "float32", loss: Loss | None = None,
+    target_shape: tuple[int, ...] | None = None, penalty: Penalty | None = None, optimizer: Optimizer | None = None,
+    gradient: str | None = "both", derivatives: Sequence[str] = (),
+) -> Interface:  # fmt: skip
+    """The functions of a network with these settings of `export`, which are checked here."""
     check_net(net)
-    path = check_path("path", path, "model.o")
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"`path` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
     check_text("name", name)
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise ValueError(f"`name` (={name!r}) must be a name in C, such as 'model'")
     if gradient is not None:
         check_word("gradient", gradient, "parameters", "inputs", "both")
-    check_flags(header=header, fortran=fortran)
     kind = arguments.check_dtype(dtype)
     criterion = _criterion(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
-    interface = interface_of(net, name, kind, baked, gradient, criterion, optimizer, _derivatives(net, derivatives))
+    return interface_of(net, name, kind, baked, gradient, criterion, optimizer, _derivatives(net, derivatives))
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written: the functions as callers see them, the names of the targets, and the contents of each file."""
+
+    interface: Interface
+    built_for: str
+    contents: dict[Path, bytes]
+    forward_seconds: Callable[[Sequence[int]], list[float]] | None = None  # for some numbers of samples, if it runs here
+
+
+def write(interface: Interface, path: Path, target: str | Sequence[str], header: bool, fortran: bool) -> Written:
+    """Write the files of an interface."""
     if path.suffix == ".c":
         source = CSource(interface)
-        interface, built_for = source.interface, "compilers of C99"
+        interface, built_for, forward_seconds = source.interface, "compilers of C99", None
         contents = {path: source.text(path.with_suffix(".h").name if header else None).encode()}
     else:
         from chains.exporting.objects import compiled_files  # which loads LLVM
 
-        interface, built_for, contents = compiled_files(interface, path, target)
+        interface, built_for, contents, forward_seconds = compiled_files(interface, path, target)
     if header:
         contents[path.with_suffix(".h")] = header_text(interface, built_for).encode()
     if fortran:
         contents[path.with_suffix(".f90")] = fortran_text(interface).encode()
     for place, content in contents.items():
         place.write_bytes(content)
-    return list(contents)
+    return Written(interface, built_for, contents, forward_seconds)
 
 
 def _criterion(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -15,6 +16,7 @@ from chains.exporting.freestanding import freestanding
 from chains.exporting.interface import Interface
 from chains.exporting.libraries import archive, linked
 from chains.exporting.targets import Target, targets_of
+from chains.exporting.timing import forward_seconds
 from chains.program.scratch import ALIGNMENT
 from chains.version import __version__
 
@@ -123,11 +125,17 @@ def _parsed(text: str) -> llvm.ModuleRef:
     return module
 
 
-def compiled_files(interface: Interface, path: Path, target: str | Sequence[str]) -> tuple[Interface, str, dict[Path, bytes]]:
-    """The interface as compiled code has it, the names of its targets, and the contents of a file for each family of these."""
+def compiled_files(
+    interface: Interface, path: Path, target: str | Sequence[str]
+) -> tuple[Interface, str, dict[Path, bytes], Callable[[Sequence[int]], list[float]] | None]:
+    """The interface as compiled code has it, the names of its targets, and the contents of a file for each family of these.
+
+    The last part is a function for the time of a forward pass, if one of the object files runs on this computer.
+    """
     targets = targets_of(target)
     objects = Objects(interface, targets)
-    contents = {}
+    contents: dict[Path, bytes] = {}
+    seconds = None
     for family, members in objects.families.items():
         place = path if len(objects.families) == 1 else path.with_name(f"{path.stem}-{family}{path.suffix}")
         code = objects.code(members)
@@ -135,5 +143,7 @@ def compiled_files(interface: Interface, path: Path, target: str | Sequence[str]
             code = archive(interface.name, code, objects.symbols)
         elif path.suffix != ".o":
             code = linked(code, objects.symbols, members[0], path.suffix)
+        elif any(each.runs_here for each in members):
+            seconds = partial(forward_seconds, objects.interface, code)
         contents[place] = code
-    return objects.interface, ", ".join(each.name for each in targets), contents
+    return objects.interface, ", ".join(each.name for each in targets), contents, seconds

@@ -42,6 +42,16 @@ class Target:
         )
 
     @property
+    def runs_here(self) -> bool:
+        """Whether this computer runs its code."""
+        if self.family == "native":
+            return True
+        try:
+            return self.triple == llvm.get_process_triple() and bool(processor(self.processor.kind))
+        except ValueError:  # for an instruction set that this processor lacks
+            return False
+
+    @property
     def format(self) -> str:
         """Of object files: "elf", "macho", "coff" or "wasm"."""
         for word, name in (("apple", "macho"), ("windows", "coff"), ("wasm", "wasm")):

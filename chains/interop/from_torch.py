@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import pickle
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,9 +30,10 @@ def from_torch(
 
     Parameters
     ----------
-    module : torch.nn.Module
+    module : torch.nn.Module, str or path
         An `nn.Sequential`, whose parts may be of that kind again, or one layer. A recurrent module gives its output at all
-        steps, unless `to_torch` made it; `nn.MultiheadAttention` attends to its one input.
+        steps, unless `to_torch` made it; `nn.MultiheadAttention` attends to its one input. Or a file with such a module, from
+        ``torch.save``: no code in it is executed, and only classes of `torch.nn` are loaded.
     input_shape : tuple of int, optional
         The shape of one sample, where the first layer does not fix it.
     backend : str or backends.Cupy
@@ -48,15 +51,35 @@ def from_torch(
     Raises
     ------
     TypeError, ValueError
-        For modules and settings that there is nothing like here, naming them.
+        For modules and settings that there is nothing like here, naming them, and for files that hold anything else.
     ImportError
         Where PyTorch is missing.
     """
     torch = needed("torch")
+    if isinstance(module, (str, os.PathLike)):
+        module = _loaded(torch, os.fspath(module))
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` (={shown(module)}) must be a module of PyTorch")
     dtypes = {parameter.dtype for parameter in module.parameters()}
     return assembled(_parts(torch, module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
+
+
+def _loaded(torch: Any, path: str) -> Any:
+    """The module in a file. Raises ValueError unless the file has a module of nothing but `torch.nn`."""
+    nn = torch.nn
+    classes = [each for each in vars(nn).values() if isinstance(each, type)]
+    others = [nn.modules.linear.NonDynamicallyQuantizableLinear, nn.functional.relu, nn.functional.gelu, set]
+    try:
+        with torch.serialization.safe_globals([*classes, *others]):
+            module = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"`module` (={path!r}) is no file of a module with layers of torch.nn alone: {error}") from error
+    if isinstance(module, Mapping):
+        raise ValueError(
+            f"`module` (={path!r}) is a file of weights without a structure: make the module, call "
+            "load_state_dict(torch.load(...)), and pass the module"
+        )
+    return module
 
 
 def _parts(torch: Any, module: Any) -> list[Part]:

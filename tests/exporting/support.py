@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from chains.exporting.export import _baked, _criterion, _derivatives
-from chains.exporting.interface import Call, Interface, interface_of
+from chains.exporting.export import interface_for as interface  # noqa: F401  which tests import from here
+from chains.exporting.interface import Call, Interface
 from tests.harness import Case
 
 pytest.importorskip("llvmlite", reason="object files need llvmlite")
@@ -22,13 +22,6 @@ from chains.exporting.objects import Objects
 from chains.exporting.targets import targets_of
 
 CTYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double}
-
-
-def interface(net, dtype="float32", *, name="model", gradient="both", p=None, state=None, loss=None, **rest) -> Interface:
-    dtype, optimizer = np.dtype(dtype), rest.pop("optimizer", None)
-    objective = _criterion(net, dtype, loss, rest.pop("target_shape", None), rest.pop("penalty", None), optimizer)
-    baked, derivatives = _baked(net, dtype, p, state, optimizer), _derivatives(net, rest.pop("derivatives", ()))
-    return interface_of(net, name, dtype, baked, gradient, objective, optimizer, derivatives)
 
 
 class Functions:
