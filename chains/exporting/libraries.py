@@ -56,9 +56,9 @@ def _wasm_linker(symbols: Sequence[str]) -> list[str]:
 
 def _linker(target: Target) -> list[str]:
     own = target.triple.split("-")[0] == platform.machine()
-    names = ["ld.lld", *(["cc", "gcc", "clang"] if own else []), f"{target.triple.split('-')[0]}-linux-gnu-gcc"]
+    names = ["ld.lld", *(["cc", "gcc", "clang", "ld"] if own else []), f"{target.triple.split('-')[0]}-linux-gnu-gcc"]
     for name in names:
         found = shutil.which(name)
         if found is not None:
-            return [found, "-shared", *([] if name == "ld.lld" else ["-nostdlib"])]
+            return [found, "-shared", *([] if name in ("ld.lld", "ld") else ["-nostdlib"])]
     raise ValueError(f"a file '.so' for {target.name!r} needs a linker, and none of {', '.join(names)} was found")

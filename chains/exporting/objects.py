@@ -41,15 +41,15 @@ class Objects:
 
     def code(self, targets: Sequence[Target]) -> bytes:
         """The object file for targets of one family."""
-        interface, base = self.interface, targets[0]
+        base = targets[0]
         machine = base.machine()
         module = _parsed(adapted(self._numbers(targets), base))
         for target in targets:
             for each in self._planned[target]:
                 text = self._text(each, target, several=len(targets) > 1)
                 module.link_in(optimised(text, target.machine(), vectorize=False))
-        if len(targets) > 1:
-            module.link_in(_parsed(adapted(dispatcher(interface, targets), base)))
+        for each in self.linked_in(targets):
+            module.link_in(each)
         public = set(self.symbols)
         for thing in (*module.functions, *module.global_variables):
             if thing.name not in public and not thing.is_declaration and thing.name not in KEPT:
@@ -59,6 +59,11 @@ class Objects:
         passes.add_global_dead_code_eliminate_pass()
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
         return machine.emit_object(module)
+
+    def linked_in(self, targets: Sequence[Target]) -> Iterator[llvm.ModuleRef]:
+        """What surrounds the functions of the targets."""
+        if len(targets) > 1:
+            yield _parsed(adapted(dispatcher(self.interface, targets), targets[0]))
 
     @property
     def symbols(self) -> list[str]:
@@ -87,12 +92,12 @@ class Objects:
             yield f"define {size} @{name}_{end}() #0 {{\n  ret {size} {count}\n}}"
         yield f"define {size} @{name}_work_bytes({size} %n) #0 {{\n{self._work_bytes(targets, size)}\n}}"
         text = f"chains {__version__}, {', '.join(target.name for target in targets)}".encode()
-        yield f"@{name}_version_text = internal constant [{len(text) + 1} x i8] {_characters(text + bytes(1))}"
+        yield f"@{name}_version_text = internal constant [{len(text) + 1} x i8] {characters(text + bytes(1))}"
         yield f"define ptr @{name}_version() #0 {{\n  ret ptr @{name}_version_text\n}}"
         for vector, array in interface.baked.items():
             data = array.tobytes()
             place = f"@{baked_symbol(interface, vector)} = hidden constant [{len(data)} x i8]"
-            yield f"{place} {_characters(data)}, align {ALIGNMENT}"
+            yield f"{place} {characters(data)}, align {ALIGNMENT}"
         if targets[0].format == "coff":
             yield "@_fltused = weak_odr global i32 0"  # which code with floats refers to there
         yield f'{ATTRIBUTES} nounwind "frame-pointer"="none" }}'
@@ -101,20 +106,29 @@ class Objects:
         """The lines that compute how long a workspace has to be: no less than any function needs for n samples."""
         if not self.interface.workspace:
             return f"  ret {size} 0"
-        needs = [each.scratch for target in targets for each in self._planned[target]]
-        fixed, grain = max(need.fixed_bytes for need in needs) + ALIGNMENT, max(need.grain for need in needs)
-        growth = max(need.bytes_per_sample for need in needs)
+        fixed, grain, growth = self._needs(targets)
         return f"""\
   %room = add {size} %n, {grain - 1}
   %grown = mul {size} %room, {growth}
   %bytes = add {size} %grown, {fixed}
   ret {size} %bytes"""
 
+    def workspace_bytes(self, targets: Sequence[Target], samples: int) -> int:
+        """What ``work_bytes`` returns for a number of samples."""
+        fixed, grain, growth = self._needs(targets)
+        return fixed + (samples + grain - 1) * growth if self.interface.workspace else 0
+
+    def _needs(self, targets: Sequence[Target]) -> tuple[int, int, int]:
+        """The longest workspace of a function: its fixed bytes, what the number of samples is rounded to, bytes for each."""
+        needs = [each.scratch for target in targets for each in self._planned[target]]
+        fixed, grain = max(need.fixed_bytes for need in needs) + ALIGNMENT, max(need.grain for need in needs)
+        return fixed, grain, max(need.bytes_per_sample for need in needs)
+
 
 KEPT = ("_fltused",)
 
 
-def _characters(data: bytes) -> str:
+def characters(data: bytes) -> str:
     """Bytes as LLVM writes them."""
     return 'c"' + "".join(f"\\{byte:02x}" for byte in data) + '"'
 

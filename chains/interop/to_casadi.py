@@ -1,0 +1,140 @@
+"""Networks as functions of CasADi: machine code in a shared library, with exact first and second derivatives."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.exporting.interface import DERIVATIVES, interface_of
+from chains.interop.parts import needed
+from chains.network.network import check_net, network_of
+from chains.support import arguments
+from chains.support.checks import check_count, check_path, check_text
+
+_numbers = count()
+
+
+def to_casadi(
+    net: Chain,
+    p: Any = None,
+    state: Any = None,
+    *,
+    name: str = "F",
+    given: int = 0,
+    samples: int = 1,
+    path: str | os.PathLike[str] | None = None,
+    target: str = "native",
+) -> Any:
+    """A function of CasADi that computes a network, with exact first and second derivatives, in machine code.
+
+    CasADi's solvers call it without Python. Expressions of it can be mapped over a horizon (`F.map`), and code that CasADi
+    generates of them links the library at `path`. Many solvers and threads may call it at once.
+
+    Parameters
+    ----------
+    net : Chain
+        The network. Its inputs are numbers; those of several axes count in C's order.
+    p : array, shape (n_params,), optional
+        Its parameters, to be part of the code. None: they are an argument of the function, with exact first derivatives;
+        second derivatives by them do not exist, and a solver that asks for these gets an error.
+    state : array, shape (n_state,), optional
+        Its state, for networks that have one; part of the code.
+    name : str
+        The function's name, and that of the symbol in the library.
+    given : int
+        How many of a sample's last features are an argument of their own, `given`, such as parameters of a plant.
+    samples : int
+        How many samples, as columns, one call computes. Derivatives have the sparsity of samples that do not depend on each other.
+    path : path, optional
+        Where to write the library, a file ".so"; its header is written to the same folder. None: a temporary file, which
+        is removed when Python ends.
+    target : str
+        The processor, as for `export`: "native", or levels of x86-64 with commas between.
+
+    Returns
+    -------
+    casadi.Function
+        ``F(x)``, ``F(x, given)``, ``F(x, p)`` or ``F(x, given, p)``, where x has shape (features, samples) and the result
+        (outputs, samples), in float64 and in the mode "eval".
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit, and where no linker is found.
+    NotImplementedError
+        Where a layer has no rule for derivatives by the inputs; the message names it.
+    ImportError
+        Where CasADi is missing.
+    """
+    casadi = needed("casadi")
+    check_net(net)
+    check_text("name", name)
+    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
+        raise ValueError(f"`name` (={name!r}) must be a name in C, such as 'F'")
+    if network_of(net).id_count is not None:
+        raise TypeError("the inputs of this network are ids, by which nothing can be derived: CasADi needs numbers")
+    features = math.prod(net.input_shape)
+    check_count("samples", samples, 1)
+    check_count("given", given, 0)
+    if given >= features:
+        raise ValueError(f"`given` (={given}) must be less than the number of the network's features, {features}")
+    place = _temporary(name) if path is None else check_path("path", path, "F.so")
+    if place.suffix != ".so":
+        raise ValueError(f"`path` (={str(place)!r}) must end with .so: CasADi loads shared libraries")
+    _write(net, place, _baked(net, p, state), name, given, samples, target)
+    return casadi.external(name, str(place.resolve()))
+
+
+def _baked(net: Chain, p: Any, state: Any) -> dict[str, np.ndarray]:
+    """The vectors that become part of the code."""
+    baked = {}
+    if p is not None or not net.n_params:
+        p = np.empty(0) if p is None else p
+        baked["p"] = np.ascontiguousarray(arguments.check_params(p, net.n_params), np.float64)
+    if net.n_state:
+        if state is None:
+            raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
+        baked["state"] = np.ascontiguousarray(arguments.check_state(state, net.n_state, None, False, {}), np.float64)
+    elif state is not None:
+        raise ValueError("`state` is given, but this network has none")
+    return baked
+
+
+def _write(
+    net: Chain, place: Path, baked: dict[str, np.ndarray], name: str, given: int, samples: int, target: str
+) -> None:  # fmt: skip
+    from chains.exporting.casadi import CORE, CasadiObjects  # which loads LLVM
+    from chains.exporting.libraries import linked
+    from chains.exporting.targets import targets_of
+
+    gradient = "inputs" if "p" in baked else "both"
+    interface = interface_of(net, CORE, np.dtype(np.float64), baked, gradient, None, None, tuple(DERIVATIVES))
+    interface = replace(interface, calls=tuple(call for call in interface.calls if not call.name.startswith("stream")))
+    targets = targets_of(target)
+    objects = CasadiObjects(interface, targets, name, samples, given)
+    if len(objects.families) > 1:
+        raise ValueError(f"`target` (={target!r}) must be one processor, or levels of x86-64: a library has code for one system")
+    code = linked(objects.code(targets), objects.symbols, targets[0], ".so")
+    place.write_bytes(code)
+    place.with_suffix(".h").write_text(objects.header(", ".join(each.name for each in targets)))
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """A folder that is removed when Python ends."""
+    return TemporaryDirectory(prefix="chains-casadi-")
+
+
+def _temporary(name: str) -> Path:
+    """A new path for each library, since a path that is loaded already stands for what was loaded."""
+    return Path(_folder().name, f"{name}{next(_numbers)}.so")
