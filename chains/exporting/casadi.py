@@ -2,9 +2,9 @@
 
 CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_adj1_F`,
 `jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further
-functions, `F_n_in` and so on, say what it takes. Matrices are in Fortran's order and sparse where `samples` columns are computed
-at once, since a sample's outputs depend on its inputs alone. An argument that is NULL stands for zeros, a result that is NULL is
-not wanted. Scratch memory is `w`, so that nothing is allocated and any number of threads may call at once.
+functions, `F_n_in` and so on, say what it takes. Matrices are in Fortran's order. Derivatives of several samples are sparse,
+since a sample's outputs depend on its inputs alone. An argument that is NULL stands for zeros, and a result that is NULL is
+not filled. Scratch memory is `w`, so that nothing is allocated and any number of threads may call at once.
 
 Source: CasADi's documentation, "Generating C-code" and "User-defined function objects" (external functions).
 """
@@ -12,17 +12,21 @@ Source: CasADi's documentation, "Generating C-code" and "User-defined function o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer, number
 from chains.backends.native.llvm.jit import optimised
+from chains.chain import Chain
 from chains.exporting.entry import adapted, parameters
-from chains.exporting.interface import Interface
+from chains.exporting.interface import DERIVATIVES, Interface, interface_of
+from chains.exporting.libraries import linked
 from chains.exporting.objects import ATTRIBUTES, Objects, characters
-from chains.exporting.targets import Target
+from chains.exporting.targets import Target, targets_of
 
 DOUBLE, NULL = Type("double"), Value("null", PTR)
 CORE = "network"  # the functions of the network itself, which are not seen from outside
@@ -71,6 +75,21 @@ def diagonal(blocks: int, rows: int, columns: int) -> Pattern:
     if blocks == 1:
         return dense(rows, columns)
     return by_columns(rows * blocks, [range(s * rows, (s + 1) * rows) for s in range(blocks) for _ in range(columns)])
+
+
+def casadi_library(
+    net: Chain, baked: Mapping[str, np.ndarray], name: str, samples: int, given: int, target: str
+) -> tuple[bytes, str]:  # fmt: skip
+    """The shared library of a network, and its header. Raises ValueError for several systems, or without a linker."""
+    gradient = "inputs" if "p" in baked else "both"
+    interface = interface_of(net, CORE, np.dtype(np.float64), baked, gradient, None, None, tuple(DERIVATIVES))
+    interface = replace(interface, calls=tuple(call for call in interface.calls if not call.name.startswith("stream")))
+    targets = targets_of(target)
+    objects = CasadiObjects(interface, targets, name, samples, given)
+    if len(objects.families) > 1:
+        raise ValueError(f"`target` (={target!r}) must be of one system, such as levels of x86-64")
+    code = linked(objects.code(targets), objects.symbols, targets[0], ".so")
+    return code, objects.header(", ".join(each.name for each in targets))
 
 
 class CasadiObjects(Objects):
@@ -419,21 +438,15 @@ class _Body:
 
         def of_output(o: Value, _: list[Value]) -> None:
             self.clear(v, m * samples)
-            f.loop(
-                integer(0), integer(samples), 1, lambda s, _: f.store(number(DOUBLE, 1), self.at(v, f.add(f.mul(s, m), o)))
-            )
+            f.loop(integer(0), integer(samples), 1, lambda s, _: f.store(number(DOUBLE, 1), self.at(v, f.add(f.mul(s, m), o))))
             self.call("hessian", samples, x=x, v=v, H=H)
             for r, row in enumerate(self.groups):
                 for c, column in enumerate(self.groups):
                     a, b = row.size, column.size
                     place, wanted = self.result(r * width + c)
                     block = self.at(H, column.start * n + row.start)
-                    f.when(
-                        wanted,
-                        lambda place=place, block=block, a=a, b=b: self.copy(
-                            self.at(place, o), block, (samples, a * b * m, n * n), (b, a * m, n), (a, m, 1)
-                        ),
-                    )
+                    loops = (samples, a * b * m, n * n), (b, a * m, n), (a, m, 1)
+                    f.when(wanted, partial(self.copy, self.at(place, o), block, *loops))
 
         f.loop(integer(0), integer(m), 1, of_output)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
-from chains.exporting.interface import DERIVATIVES, interface_of
 from chains.interop.parts import needed
 from chains.network.network import check_net, network_of
 from chains.support import arguments
@@ -54,7 +52,7 @@ def to_casadi(
     given : int
         How many of a sample's last features are an argument of their own, `given`, such as parameters of a plant.
     samples : int
-        How many samples, as columns, one call computes. Derivatives have the sparsity of samples that do not depend on each other.
+        How many samples, as columns, one call computes. Derivatives are sparse, since samples do not depend on each other.
     path : path, optional
         Where to write the library, a file ".so"; its header is written to the same folder. None: a temporary file, which
         is removed when Python ends.
@@ -91,7 +89,12 @@ def to_casadi(
     place = _temporary(name) if path is None else check_path("path", path, "F.so")
     if place.suffix != ".so":
         raise ValueError(f"`path` (={str(place)!r}) must end with .so: CasADi loads shared libraries")
-    _write(net, place, _baked(net, p, state), name, given, samples, target)
+    baked = _baked(net, p, state)
+    from chains.exporting.casadi import casadi_library  # which loads LLVM
+
+    code, header = casadi_library(net, baked, name, samples, given, target)
+    place.write_bytes(code)
+    place.with_suffix(".h").write_text(header)
     return casadi.external(name, str(place.resolve()))
 
 
@@ -101,6 +104,7 @@ def _baked(net: Chain, p: Any, state: Any) -> dict[str, np.ndarray]:
     if p is not None or not net.n_params:
         p = np.empty(0) if p is None else p
         baked["p"] = np.ascontiguousarray(arguments.check_params(p, net.n_params), np.float64)
+        arguments.check_finite(baked["p"].dtype, p=baked["p"])
     if net.n_state:
         if state is None:
             raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")
@@ -108,25 +112,6 @@ def _baked(net: Chain, p: Any, state: Any) -> dict[str, np.ndarray]:
     elif state is not None:
         raise ValueError("`state` is given, but this network has none")
     return baked
-
-
-def _write(
-    net: Chain, place: Path, baked: dict[str, np.ndarray], name: str, given: int, samples: int, target: str
-) -> None:  # fmt: skip
-    from chains.exporting.casadi import CORE, CasadiObjects  # which loads LLVM
-    from chains.exporting.libraries import linked
-    from chains.exporting.targets import targets_of
-
-    gradient = "inputs" if "p" in baked else "both"
-    interface = interface_of(net, CORE, np.dtype(np.float64), baked, gradient, None, None, tuple(DERIVATIVES))
-    interface = replace(interface, calls=tuple(call for call in interface.calls if not call.name.startswith("stream")))
-    targets = targets_of(target)
-    objects = CasadiObjects(interface, targets, name, samples, given)
-    if len(objects.families) > 1:
-        raise ValueError(f"`target` (={target!r}) must be one processor, or levels of x86-64: a library has code for one system")
-    code = linked(objects.code(targets), objects.symbols, targets[0], ".so")
-    place.write_bytes(code)
-    place.with_suffix(".h").write_text(objects.header(", ".join(each.name for each in targets)))
 
 
 @cache

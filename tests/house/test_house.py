@@ -126,7 +126,13 @@ def late_imports(path: Path) -> list[str]:
 
 
 # Whose backends need packages that may be missing; and who loads what writes assembly, which is seldom needed.
-OPTIONAL = {"backends/__init__.py", "backends/auto.py", "backends/native/compiled.py", "exporting/export.py"}
+OPTIONAL = {
+    "backends/__init__.py",
+    "backends/auto.py",
+    "backends/native/compiled.py",
+    "exporting/export.py",
+    "interop/to_casadi.py",
+}
 
 
 def test_functions_import_no_module_of_the_package():
