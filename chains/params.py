@@ -64,17 +64,17 @@ class Bounds:
         return f"between {self.low:g} and {self.high:g}"
 
 
-def bounds_of(bounds: Any, of: str = "") -> Bounds | None:
+def bounds_of(bounds: Any, of: str = "", name: str = "bounds") -> Bounds | None:
     """The bounds meant by a pair (low, high), in which None is no bound. Raises TypeError or ValueError for anything else."""
     if bounds is None:
         return None
     wanted = "must be (low, high), with None where there is no bound: (0, None) for a positive number"
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2 or not all(b is None or is_real(b) for b in bounds):
-        raise TypeError(f"`bounds` (={shown(bounds)}){of} {wanted}")
+        raise TypeError(f"`{name}` (={shown(bounds)}){of} {wanted}")
     given = [None if b is None or (math.isinf(b) and (b > 0) == bool(k)) else float(b) for k, b in enumerate(bounds)]
     low, high = given
     if not all(b is None or math.isfinite(b) for b in given) or (low is not None and high is not None and low >= high):
-        raise ValueError(f"`bounds` (={shown(bounds)}){of} {wanted}, and `low` below `high`")
+        raise ValueError(f"`{name}` (={shown(bounds)}){of} {wanted}, and `low` below `high`")
     return None if low is None and high is None else Bounds(low, high)
 
 

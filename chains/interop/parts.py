@@ -27,9 +27,9 @@ def needed(name: str, package: str = "") -> Any:
 
 
 def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The checked parameters of a network on the host, and all its arrays, those of its state too, by name."""
+    """The checked parameters of a network on the host, and the values of all its arrays, those of its state too, by name."""
     p = on_host(arguments.check_params(p, net.n_params))
-    arrays = dict(net.views(p))
+    arrays = dict(net.values(p))
     if net.n_state:
         if state is None:
             raise ValueError(f"`state` is missing: this network has one ({net.state_layout[0].name}, ...)")

@@ -3,6 +3,7 @@
 from chains.layers.attention import Attention, PositionalEncoding, TransformerBlock
 from chains.layers.base import Declaration, Layer
 from chains.layers.combine import Parallel, Residual, Series
+from chains.layers.constrained import Convex, Monotone
 from chains.layers.conv import CausalConv, Conv, ConvTranspose
 from chains.layers.dense import Dense
 from chains.layers.dropout import Dropout, SpatialDropout
@@ -19,9 +20,9 @@ from chains.layers.shape import Append, Flatten, Pad, Reshape, Select, Upsample
 from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
-    "GRU", "LSTM", "ODE", "RNN", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell", "Conv",
-    "ConvTranspose", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier", "GRUCell",
-    "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Pad", "Parallel", "Periodic",
-    "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift",
-    "Softmax", "SpatialDropout", "TransformerBlock", "Upsample",
+    "GRU", "LSTM", "ODE", "RNN", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
+    "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier",
+    "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad",
+    "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale",
+    "Select", "Series", "Shift", "Softmax", "SpatialDropout", "TransformerBlock", "Upsample",
 ]  # fmt: skip

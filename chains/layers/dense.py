@@ -8,6 +8,7 @@ from chains.activations import Activation, identity, resolve
 from chains.initializers import InitializerLike, initializer
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.elementwise import record_activation, record_slope
+from chains.params import bounds_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags
@@ -26,6 +27,9 @@ class Dense(Layer):
         Whether there is a bias, of shape (outputs,).
     weight_init, bias_init : initializer
         Of the weight, (inputs, outputs), and of the bias. See `chains.initializers`.
+    weight_bounds : pair of float or None, optional
+        Where the entries of the weight stay: (0, None) for a layer that increases in every input. `weight_init` must give
+        values within these bounds.
 
     Raises
     ------
@@ -36,6 +40,7 @@ class Dense(Layer):
     def __init__(
         self, inputs: int, outputs: int, activation: Activation | str = identity, *, bias: bool = True,
         weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
+        weight_bounds: tuple[float | None, float | None] | None = None,
     ) -> None:  # fmt: skip
         self.inputs = check_count("inputs", inputs)
         self.outputs = check_count("outputs", outputs)
@@ -44,6 +49,8 @@ class Dense(Layer):
         self.bias = bias
         self.weight_init = initializer(weight_init, "weight_init", shape=(self.inputs, self.outputs))
         self.bias_init = initializer(bias_init, "bias_init", shape=(self.outputs,))
+        bounds_of(weight_bounds, name="weight_bounds")
+        self.weight_bounds = weight_bounds
 
     def fixed_input(self) -> SampleShape:
         return (self.inputs,)
@@ -52,7 +59,7 @@ class Dense(Layer):
         if d.input[-1:] != (self.inputs,):
             raise ValueError(f"`inputs` (={self.inputs}) must be the last length of the input's shape {d.input}")
         shape = (*d.input[:-1], self.outputs)
-        d.param("weight", (self.inputs, self.outputs), self.weight_init)
+        d.param("weight", (self.inputs, self.outputs), self.weight_init, bounds=self.weight_bounds)
         if self.bias:
             d.param("bias", (self.outputs,), self.bias_init)
         d.output(shape)

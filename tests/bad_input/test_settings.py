@@ -10,6 +10,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
+from chains.layers import Convex, Monotone
 from tests.bad_input.support import GOOD, NET, Calls, assert_refused
 
 RATE = Dense(2, 2)
@@ -125,6 +126,16 @@ SETTINGS = {
     "Select-array": (lambda: chains.Select(np.array(1)), "`indices` (=an array of int64, shape ()) must be whole numbers"),
     "Select-mask": (lambda: chains.Select([True, False]), "`indices` (=[True, False])"),
     "Select-beyond": (lambda: Chain(chains.Select([2, -3]), input_shape=(2,)), "`indices` (=(2, -3))"),
+    "Dense-bounds": (lambda: Dense(3, 2, weight_bounds=(1, 0)), "`weight_bounds` (=(1, 0))"),
+    "Dense-bounds-init": (lambda: Chain(Dense(3, 2, weight_bounds=(0, None))).init(), "the initializer of `0.weight`"),
+    "Monotone-widths": (lambda: Monotone(3, ()), "`widths` (=())"),
+    "Monotone-beyond": (lambda: Monotone(3, 2, increasing=3), "`increasing` (=3) must be different positions below"),
+    "Monotone-twice": (lambda: Monotone(3, 2, decreasing=[1, 1]), "`decreasing` (=[1, 1]) must be different positions"),
+    "Monotone-text": (lambda: Monotone(3, 2, increasing="0"), "`increasing` (='0') must be whole numbers"),
+    "Monotone-both": (lambda: Monotone(3, 2, increasing=1, decreasing=[0, 1]), "no input in common, both have 1"),
+    "Monotone-activation": (lambda: Monotone(3, 2, activation="gelu"), "`activation` (=gelu) must not decrease"),
+    "Convex-activation": (lambda: Convex(3, 2, activation=chains.tanh), "`activation` (=tanh) must be convex"),
+    "Convex-input": (lambda: Chain(Convex(3, 2), input_shape=(2,)), "`inputs` (=3) must be the last length"),
     "Fourier-inputs": (lambda: chains.layers.Fourier(0, 3), "`inputs` (=0)"),
     "Fourier-features": (lambda: chains.layers.Fourier(2, 1.5), "`features` (=1.5)"),
     "Fourier-deviation": (lambda: chains.layers.Fourier(2, 3, 0.0), "`deviation` (=0.0) must be in (0, inf)"),

@@ -30,6 +30,8 @@ LAYERS = {
     "residual of a scale": lambda: chains.Residual(chains.Scale()),
     "residual of a shift": lambda: chains.Residual(chains.Shift()),
     "residual of a norm": lambda: chains.Residual(chains.RMSNorm(4, affine=False)),
+    "monotone": lambda: chains.layers.Monotone(4, (3, 4), increasing=0, decreasing=2),
+    "convex": lambda: chains.layers.Convex(4, (3, 2, 4)),
     "selection": lambda: chains.Select([3, 0, 0, -2]),
     "one branch": lambda: chains.Parallel(chains.Shift(), axis=-1),
     "branches": lambda: chains.Parallel(chains.Activation("tanh"), Dense(4, 4), join="sum"),
