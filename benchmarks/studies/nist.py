@@ -70,6 +70,7 @@ def _minpack(function: Objective, p: np.ndarray) -> tuple[np.ndarray, int]:
 FITS: dict[str, Fit] = {
     "BFGS": _chains("BFGS"),
     "SciPy's BFGS": _scipy("BFGS"),
+    "SSBroyden": _chains("SSBroyden"),
     "L-BFGS": _chains("L-BFGS"),
     "SciPy's L-BFGS-B": _scipy("L-BFGS-B"),
     "LM": _chains("LM"),

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, FallbackWarning
+from chains.backends.base import Arrays, Backend, Binding, FallbackWarning, SymmetricMatrix
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.program import Program
 
@@ -42,6 +42,9 @@ class AutoBackend(Backend):
         if reason is None and self._native is not None:
             return self._native.listing(program, passes=passes, batch=batch)
         return f"on NumPy: {reason}\n\n{self._numpy.listing(program, passes=passes, batch=batch)}"
+
+    def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix | None:
+        return None if self._native is None else self._native.symmetric_matrix(matrix)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         return self.choose(program).bind(program, batch, arrays, scratch)

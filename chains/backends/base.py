@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -119,6 +119,21 @@ class Single:
     keep: object  # what the functions use
 
 
+class SymmetricMatrix(Protocol):
+    """A symmetric matrix that is changed and multiplied in one pass, for quasi-Newton methods."""
+
+    @property
+    def array(self) -> np.ndarray:
+        """The matrix, (n, n)."""
+        ...
+
+    def change(
+        self, scale: float, a: np.ndarray, sign_a: float, b: np.ndarray, sign_b: float, y: np.ndarray, g: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Let H be scale * H + sign_a * a a' + sign_b * b b'; returns H y and H g."""
+        ...
+
+
 class Backend(ABC):
     """A way to execute programs."""
 
@@ -137,6 +152,10 @@ class Backend(ABC):
         Missing arrays are allocated, uninitialised. `scratch` is memory to use, at least `scratch_bytes` long.
         Raises UnsupportedOperationError for an operation that the backend lacks; the message names it.
         """
+
+    def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix | None:
+        """A copy of a matrix on the host that machine code changes; None where the backend has no such code."""
+        return None
 
     def choose(self, program: Program) -> Backend:
         """The backend that runs this program: this one, unless it stands for several backends."""

@@ -2,7 +2,7 @@
 
 SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
 device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
-`quasi_newton` has the parts of BFGS and L-BFGS, `levenberg_marquardt` the third method.
+`quasi_newton` has the parts of BFGS, SSBroyden and L-BFGS, `levenberg_marquardt` the fourth method.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from chains.minimize.levenberg_marquardt import LevenbergMarquardt, SumOfSquares
-from chains.minimize.quasi_newton import Array, DenseInverse, Function, Pairs, QuasiNewton
+from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Function, Pairs, QuasiNewton, bfgs, self_scaled_broyden
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes
+from chains.support.memory import memory_of
 from chains.support.messages import shown
 from chains.support.progress import Progress
 
@@ -35,6 +36,7 @@ class Result:
     message: str
     nit: int  # iterations
     nfev: int  # points at which the function was called
+    state: Array | None = None  # what the method knows of the curvature, for another call
 
     def __repr__(self) -> str:
         numbers = {"fun": f"{self.fun:.6g}", "jac": f"{_largest(self.jac):.3g} at most", "nit": self.nit, "nfev": self.nfev}
@@ -44,7 +46,8 @@ class Result:
 
 def minimize(
     function: Function, p: Array, method: str = "BFGS", *, memory: int = 10, gtol: float = 1e-5, ftol: float | None = None,
-    maxiter: int | None = None, callback: Callable[[Array], object] | None = None, progress: bool | None = None,
+    maxiter: int | None = None, state: Array | None = None, callback: Callable[[Array], object] | None = None,
+    progress: bool | None = None,
 ) -> Result:  # fmt: skip
     """Minimise a function of a vector where that vector lies, in NumPy's memory or on a GPU.
 
@@ -55,7 +58,9 @@ def minimize(
     p : array, shape (n,)
         Where to begin; it is left as it is.
     method : str
-        "BFGS", which keeps a matrix (n, n); "L-BFGS", which keeps `memory` pairs of vectors; or "LM" (Levenberg-Marquardt).
+        "BFGS" and "SSBroyden", which keep a matrix (n, n); "L-BFGS", which keeps `memory` pairs of vectors; or "LM"
+        (Levenberg-Marquardt). "SSBroyden" is a self-scaled method of Broyden's family, which goes further than "BFGS" on
+        residuals of differential equations.
     memory : int
         Pairs of vectors that "L-BFGS" keeps.
     gtol : float
@@ -64,7 +69,10 @@ def minimize(
         or when an iteration lowers the value by at most `ftol` times max(abs(value), 1): by default 2.2e-9 for "L-BFGS" and
         never for the others, as in SciPy.
     maxiter : int, optional
-        The most iterations: by default 200 n for "BFGS", 15,000 for "L-BFGS", 1,000 for "LM".
+        The most iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
+    state : array, optional
+        The `state` of an earlier result of the same method, from which the model of the curvature begins; it is left as it is.
+        The function may be another one, such as the same loss at other points.
     callback : callable, optional
         Called with the vector after each iteration.
     progress : bool, optional
@@ -74,7 +82,8 @@ def minimize(
     Returns
     -------
     Result
-        The minimum, with fields named as in SciPy.
+        The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the inverse of the Hessian
+        matrix as the method knows it, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None.
 
     Raises
     ------
@@ -88,7 +97,7 @@ def minimize(
         raise ValueError(f"`p` must be a vector, got shape {p.shape}")
     if p.size and not bool(abs(p).max() < math.inf):
         raise ValueError("`p` must be finite, but holds an infinity or NaN")
-    check_word("method", method, "BFGS", "L-BFGS", "LM")
+    check_word("method", method, "BFGS", "SSBroyden", "L-BFGS", "LM")
     check_count("memory", memory)
     check_count("maxiter", 0 if maxiter is None else maxiter, 0)
     check_number("gtol", gtol, "in [0, inf)")
@@ -98,22 +107,47 @@ def minimize(
     if progress is not None:
         check_flags(progress=progress)
     p = p.astype(np.float64)  # a copy
+    state = None if state is None else _checked_state(state, method, p)
     total = None if maxiter is None else int(maxiter)
     if method == "LM" and not hasattr(function, "normal_equations"):
         raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
     if ftol is None:
         ftol = 2.2204460492503131e-9 if method == "L-BFGS" else 0.0
     if maxiter is None:
-        maxiter = {"BFGS": 200 * p.size, "L-BFGS": 15_000, "LM": 1_000}[method]
+        maxiter = {"L-BFGS": 15_000, "LM": 1_000}.get(method, 200 * p.size)
     with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
         point: LevenbergMarquardt | QuasiNewton
         if method == "LM":
             point = LevenbergMarquardt(cast(SumOfSquares, function), p)
         else:
-            point = QuasiNewton(function, p, DenseInverse(p) if method == "BFGS" else Pairs(memory))
+            point = QuasiNewton(function, p, _direction(method, p, memory, state), knows=state is not None)
         success, message, iterations = _descend(point, gtol, ftol, maxiter, callback, bar)
         bar.show(_numbers(point))
-    return Result(point.p, point.value, point.g, success, message, iterations, point.calls)
+        learnt = point.state if isinstance(point, QuasiNewton) else None
+    return Result(point.p, point.value, point.g, success, message, iterations, point.calls, learnt)
+
+
+def _direction(method: str, p: Array, memory: int, state: Array | None) -> Direction:
+    if method == "L-BFGS":
+        return Pairs(p, memory, state)
+    return DenseInverse(p, bfgs if method == "BFGS" else self_scaled_broyden, state)
+
+
+def _checked_state(state: Any, method: str, p: Array) -> Array:
+    """The state as an array where `p` lies. Raises TypeError or ValueError for one of another method or length."""
+    if method == "LM":
+        raise ValueError("`state` is of no use to the method 'LM', which keeps nothing")
+    state = as_array("state", state)
+    n = p.size
+    if method == "L-BFGS":
+        fits, wanted = state.ndim == 3 and state.shape[1:] == (2, n), f"(pairs, 2, {n})"
+    else:
+        fits, wanted = state.shape == (n, n), f"({n}, {n})"
+    if not fits:
+        raise ValueError(f"`state` has shape {state.shape}, but the method {method!r} wants {wanted} for {n} parameters")
+    if state.size and not bool(abs(state).max() < math.inf):
+        raise ValueError("`state` must be finite, but holds an infinity or NaN")
+    return memory_of(p).contiguous(state, np.float64)
 
 
 def _descend(

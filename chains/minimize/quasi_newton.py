@@ -1,7 +1,7 @@
 """Quasi-Newton methods: models of a function's curvature, and a line search to the strong Wolfe conditions.
 
 Source: Nocedal and Wright, "Numerical Optimization", 2nd edition, algorithms 3.5 and 3.6 (line search), 6.1 (BFGS) and
-7.5 (L-BFGS).
+7.5 (L-BFGS); of the self-scaled methods where they are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.support.memory import memory_of
+from chains.backends import backend
+from chains.support.memory import HOST, memory_of
 from chains.support.messages import shown
 
 Array = Any
@@ -24,7 +25,10 @@ DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MAX_TRIES = 40
 EPSILON = float(np.finfo(np.float64).eps)
 MAX_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE) of the line search, the most after a unit step
-BLOCK_ELEMENTS = 2**20  # entries of BFGS's matrix that are changed together, so that no second matrix is needed
+BLOCK_ELEMENTS = 2**20  # entries of a matrix that are changed together, so that no second matrix is needed
+MIN_COMPILED = 64  # parameters from which on the matrix is changed in machine code
+ROUNDING = 1e-12  # of y'H y s'B s / (s'y)^2 - 1
+Coefficients = Callable[[float, float, int], tuple[float, float]]
 
 
 class Direction(ABC):
@@ -35,64 +39,165 @@ class Direction(ABC):
     def scaled(self) -> bool:
         """Whether the model is of the function's own scale, so that a step of 1 is the one to try first."""
 
+    @property
+    @abstractmethod
+    def state(self) -> Array:
+        """What the model has learnt, an array, from which another one can be made."""
+
     @abstractmethod
     def __call__(self, g: Array) -> Array: ...
 
     @abstractmethod
-    def learn(self, s: Array, y: Array, expected: float) -> None:
-        """A step `s` changed the gradient by `y`, where the model expected s @ y to be `expected`."""
+    def learn(self, s: Array, y: Array, g: Array, expected: float) -> None:
+        """A step `s` changed the gradient by `y`, to `g`, where the model expected s @ y to be `expected`."""
 
     @abstractmethod
     def forget(self) -> None: ...
 
 
-class DenseInverse(Direction):
-    """BFGS: the inverse Hessian as a matrix, widened where the function is less curved than the matrix says.
+class ArrayMatrix:
+    """A symmetric matrix (n, n) that the operations of its own library change, on the host or on a GPU."""
 
-    The line search corrects a matrix that is too large in one step, but accepts the short unit steps of one that is too small.
-    Source: Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algorithms", JOTA 96, 1998.
+    def __init__(self, matrix: Array) -> None:
+        self.array = memory_of(matrix).array(matrix)
+        self._pair = memory_of(matrix).empty((2, len(matrix)), self.array.dtype)
+
+    def change(self, scale: float, a: Array, sign_a: float, b: Array, sign_b: float, y: Array, g: Array) -> tuple[Array, Array]:
+        """Let H be scale * H + sign_a * a a' + sign_b * b b'; returns H y and H g."""
+        if (scale, sign_a, sign_b) != (1.0, 0.0, 0.0):
+            self._pair[0], self._pair[1] = a, b
+            signed = self._pair.copy()
+            signed[0] *= sign_a
+            signed[1] *= sign_b
+            rows = max(1, BLOCK_ELEMENTS // a.size)
+            for first in range(0, a.size, rows):
+                block = self.array[first : first + rows]
+                block *= scale
+                block += signed[:, first : first + rows].T @ self._pair
+        return self.array @ y, self.array @ g
+
+
+class DenseInverse(Direction):
+    """The inverse Hessian as a matrix, of Broyden's family: BFGS or SSBroyden.
+
+    A step changes the matrix H to ``scale * H + sign_a * a a' + sign_b * b b'``. This change is not made at once, but in the
+    pass over the matrix that computes the next H y and H g, so that an iteration reads and writes each entry once.
     """
 
-    def __init__(self, p: Array) -> None:
-        self._inverse = memory_of(p).contiguous(np.eye(p.size))
-        self._pair = memory_of(p).empty((2, p.size), p.dtype)  # of the latest update, of rank two
+    def __init__(self, p: Array, coefficients: Coefficients, state: Array | None = None) -> None:
+        matrix = memory_of(p).contiguous(np.eye(p.size)) if state is None else state
+        own = None
+        if p.size >= MIN_COMPILED and memory_of(p) is HOST:
+            own = backend("auto").symmetric_matrix(matrix)
+        self._matrix = ArrayMatrix(matrix) if own is None else own
+        self._coefficients = coefficients
+        self._zero = memory_of(p).contiguous(np.zeros(p.size))
+        self._unchanged = (1.0, self._zero, 0.0, self._zero, 0.0)
+        self._change: tuple[float, Array, float, Array, float] = self._unchanged  # to be made
+        self._product: tuple[Array, Array] | None = None  # the latest g, and H g
 
     @property
     def scaled(self) -> bool:
         return False
 
-    def __call__(self, g: Array) -> Array:
-        return -(self._inverse @ g)
+    @property
+    def state(self) -> Array:
+        self._pass(self._zero, self._zero)
+        return self._matrix.array
 
-    def learn(self, s: Array, y: Array, expected: float) -> None:
+    def _pass(self, y: Array, g: Array) -> tuple[Array, Array]:
+        change, self._change = self._change, self._unchanged
+        return self._matrix.change(*change, y, g)
+
+    def __call__(self, g: Array) -> Array:
+        if self._product is None or self._product[0] is not g:
+            self._product = g, self._pass(self._zero, g)[1]
+        return -self._product[1]
+
+    def learn(self, s: Array, y: Array, g: Array, expected: float) -> None:
         sy = float(s @ y)
         if not sy > 1e-300:
             return
-        scale = min(max(1.0, expected / sy), MAX_WIDENING)
-        hy = self._inverse @ y * scale
-        half = ((0.5 + 0.5 * float(y @ hy) / sy) * s - hy) / sy
-        self._pair[0], self._pair[1] = s, half
-        rows = max(1, BLOCK_ELEMENTS // s.size)
-        for first in range(0, s.size, rows):
-            block = self._inverse[first : first + rows]
-            if scale != 1.0:
-                block *= scale
-            block += self._pair[:, first : first + rows].T @ self._pair[::-1]  # s half' + half s'
+        hy, hg = self._pass(y, g)
+        yhy = float(y @ hy)
+        h, b = yhy / sy, expected / sy
+        if not (h > 0.0 and b > 0.0 and h * b < math.inf):  # rounding has spoilt the matrix
+            self.forget()
+            return
+        scale, phi = self._coefficients(h, b, s.size)
+        # scale * (H - hy hy' / yhy + phi * yhy * v v') + s s' / sy, where v = s / sy - hy / yhy
+        ss, sh, hh = (1.0 + scale * phi * yhy / sy) / sy, -scale * phi / sy, scale * (phi - 1.0) / yhy
+        self._change = scale, *_squares(ss, sh, hh, s, hy)
+        _, a, sign_a, b, sign_b = self._change
+        self._product = g, scale * hg + (sign_a * float(a @ g)) * a + (sign_b * float(b @ g)) * b
 
     def forget(self) -> None:
-        self._inverse[...] = 0.0
-        self._inverse.reshape(-1)[:: len(self._inverse) + 1] = 1.0
+        self._change, self._product = self._unchanged, None
+        self._matrix.array[...] = 0.0
+        number = np.arange(len(self._zero))
+        self._matrix.array[number, number] = 1.0
+
+
+def _squares(ss: float, sh: float, hh: float, s: Array, h: Array) -> tuple[Array, float, Array, float]:
+    """``ss * s s' + sh * (s h' + h s') + hh * h h'`` as ``sign_a * a a' + sign_b * b b'``: a, sign_a, b, sign_b."""
+    lengths = np.array([math.sqrt(float(s @ s)), math.sqrt(float(h @ h))])
+    values, vectors = np.linalg.eigh(np.array([[ss, sh], [sh, hh]]) * np.outer(lengths, lengths))
+    weights = np.sqrt(abs(values)) * vectors / lengths[:, None]
+    (a_s, b_s), (a_h, b_h) = weights.tolist()
+    sign_a, sign_b = np.sign(values).tolist()
+    return a_s * s + a_h * h, sign_a, b_s * s + b_h * h, sign_b
+
+
+def bfgs(h: float, b: float, n: int) -> tuple[float, float]:
+    """BFGS, whose matrix is widened where the function is less curved than the matrix says: the scale, and phi.
+
+    The line search corrects a matrix that is too large in one step, but accepts the short unit steps of one that is too small.
+    `h` is y'H y / s'y, and `b` is what the matrix expected s'y to be, divided by s'y.
+    Source: Al-Baali, "Numerical experience with a class of self-scaling quasi-Newton algorithms", JOTA 96, 1998, where the
+    scale has no bound; Urbán, Stefanou and Pons 2024, equation 11.
+    """
+    return min(max(1.0, b), MAX_WIDENING), 1.0
+
+
+def self_scaled_broyden(h: float, b: float, n: int) -> tuple[float, float]:
+    """The self-scaled Broyden family: 1 / tau and phi of Urbán, Stefanou and Pons, from `h` and `b` as in `bfgs`.
+
+    Source: Urbán, Stefanou and Pons, "Unveiling the optimization process of physics informed neural networks", Journal of
+    Computational Physics 523, 2025, equations 13 to 23, after Al-Baali, Spedicato and Maggioni, "Broyden's quasi-Newton
+    methods for a nonlinear system of equations and unconstrained optimization", 2014.
+    """
+    a = h * b - 1.0  # 0 or more, by Cauchy and Schwarz
+    if a <= ROUNDING:  # the members of the family differ by nothing
+        return max(1.0, b), 1.0
+    rho = min(1.0, 1.0 / (b * (1.0 + math.sqrt(a / (1.0 + a)))))  # h * (1 - root) of the source, without cancellation
+    theta = max((rho - 1.0) / a, min(1.0 / rho, (1.0 - b) / b))
+    sigma = max(1.0 + theta * a, rho)  # which is rho at the least theta, but for rounding
+    root = sigma ** (1.0 / (1.0 - n)) if n > 1 else 1.0
+    tau = min(root * min(1.0, 1.0 / b), sigma) if theta <= 0.0 else min(1.0, 1.0 / b) * min(root, 1.0 / theta)
+    return 1.0 / tau, (1.0 - theta) / sigma
 
 
 class Pairs(Direction):
     """L-BFGS: the latest steps and what they did to the gradient. Its scalars are arrays, which stay on a GPU."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, p: Array, memory: int, state: Array | None = None) -> None:
+        self._n, self._memory = p.size, memory_of(p)
         self._pairs: deque[tuple[Array, Array, Array]] = deque(maxlen=memory)
+        for s, y in () if state is None else state:
+            self._pairs.append((s.copy(), y.copy(), 1.0 / (s @ y)))
 
     @property
     def scaled(self) -> bool:
         return bool(self._pairs)
+
+    @property
+    def state(self) -> Array:
+        """The steps and what they did to the gradient, (pairs, 2, n)."""
+        place, n = self._memory, self._n
+        state = place.empty((len(self._pairs), 2, n), np.dtype(np.float64))
+        for row, (s, y, _) in zip(state, self._pairs, strict=True):
+            row[0], row[1] = s, y
+        return state
 
     def __call__(self, g: Array) -> Array:
         q, factors = -g, []
@@ -106,7 +211,7 @@ class Pairs(Direction):
             q += (factor - rho * (y @ q)) * s
         return q
 
-    def learn(self, s: Array, y: Array, expected: float) -> None:
+    def learn(self, s: Array, y: Array, g: Array, expected: float) -> None:
         sy = s @ y
         if float(sy) > 1e-300:
             self._pairs.append((s, y, 1.0 / sy))
@@ -118,14 +223,19 @@ class Pairs(Direction):
 class QuasiNewton:
     """A point of the descent, with its value and gradient; it searches the next one along the direction of a model."""
 
-    def __init__(self, function: Function, p: Array, direction: Direction) -> None:
+    def __init__(self, function: Function, p: Array, direction: Direction, *, knows: bool = False) -> None:
         self._function, self._direction = function, direction
         self.calls = 0  # points at which the function was called
         self.p = p
         self.value, self.g = self._evaluate(p)
         self._start = abs(self.value)
-        # How much the last step lowered the value; at first what makes the step about 1 long.
-        self.fall = 0.5 * float(self.g @ self.g) / max(float(abs(self.g).sum()), 1e-300)
+        # How much the last step lowered the value; at first what makes the step about 1 long, if the model knows nothing.
+        self.fall = math.inf if knows else 0.5 * float(self.g @ self.g) / max(float(abs(self.g).sum()), 1e-300)
+
+    @property
+    def state(self) -> Array:
+        """What the model has learnt."""
+        return self._direction.state
 
     def step(self) -> str:
         """Go to a lower point; the reason where none is found."""
@@ -144,7 +254,7 @@ class QuasiNewton:
             step = self._search(d, slope)
         if step == 0.0:
             return "no lower value was found along the line, though the gradient promises one"
-        self._direction.learn(step * d, self.g - g, -step * step * slope)
+        self._direction.learn(step * d, self.g - g, self.g, -step * step * slope)
         self.fall = before - self.value
         return ""
 

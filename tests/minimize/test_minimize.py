@@ -14,7 +14,7 @@ from chains.minimize.minimize import minimize
 from tests.cupy import emulated
 
 optimize = pytest.importorskip("scipy.optimize")
-METHODS = {"BFGS": "BFGS", "L-BFGS": "L-BFGS-B"}
+METHODS = {"BFGS": "BFGS", "SSBroyden": "BFGS", "L-BFGS": "L-BFGS-B"}  # with SciPy's
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -151,7 +151,7 @@ def test_on_a_gpus_arrays(method):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS', 'L-BFGS' or 'LM'"):
+    with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS', 'SSBroyden', 'L-BFGS' or 'LM'"):
         minimize(rosenbrock, np.ones(3), "CG")
     with pytest.raises(ValueError, match=r"`p` must be a vector, got shape \(1, 3\)"):
         minimize(rosenbrock, np.ones((1, 3)))

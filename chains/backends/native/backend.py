@@ -19,6 +19,7 @@ from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
+from chains.backends.native.runtime.symmetric import SymmetricMatrix
 from chains.backends.native.single import single
 from chains.backends.native.support import LIMITS, gathers, per_program, unsupported
 from chains.program.program import Program
@@ -58,6 +59,9 @@ class NativeBackend(Backend):
         if self._threads is None:
             return FollowingBinding(program, batch, arrays, partial(self.compile, program, batch), scratch)
         return NativeBinding(program, self.compile(program, batch), batch, arrays, self._threads, scratch)
+
+    def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix:
+        return SymmetricMatrix(matrix)
 
     def unsupported(self, program: Program) -> str | None:
         return unsupported(program)
