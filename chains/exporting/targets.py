@@ -82,7 +82,7 @@ _ALL = [
 ]
 for _name in ("cortex-m4", "cortex-m7"):
     _cortex = Processor(_name, 16, _SCALAR, _name, "")
-    _ALL.append(Target(_name, _name, "thumbv7em-none-eabihf", _cortex, stack=KIB, bits=32, reloc="static"))
+    _ALL.append(Target(_name, _name, "thumbv7em-unknown-none-eabihf", _cortex, stack=KIB, bits=32, reloc="static"))
 TARGETS = {target.name: target for target in _ALL}
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from chains.exporting.export import interface_for as interface  # noqa: F401  which tests import from here
+from chains import Chain
+from chains.exporting.export import interface_for
 from chains.exporting.interface import Call, Interface
 from tests.harness import Case
 
@@ -22,6 +24,10 @@ from chains.exporting.objects import Objects
 from chains.exporting.targets import targets_of
 
 CTYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+
+
+def interface(net: Chain, dtype: str = "float32", *, p: Any = None, state: Any = None, **settings: Any) -> Interface:
+    return interface_for(net, p, state, dtype=dtype, **settings)
 
 
 class Functions:

@@ -6,6 +6,8 @@ Targets of other processors run in qemu's user mode. What is not installed is sk
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -101,3 +103,15 @@ def test_other_processors(target, tmp_path):
     wanted = made(tmp_path, target)
     run(tmp_path, gcc, "-static", "main.c", "model.o", "-o", "main")
     assert same(run(tmp_path, qemu, tmp_path / "main"), wanted)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("processor", ["cortex-m4", "cortex-m7"])
+def test_microcontrollers_train(processor, tmp_path):
+    tool("arm-none-eabi-gcc"), tool("qemu-system-arm")
+    example = runpy.run_path(str(EXAMPLES / "cortex/make.py"))
+    printed = example["run"](example["build"](tmp_path, processor), processor).splitlines()
+    found, wanted = ([float(n) for n in re.findall(r"-?\d+\.\d+", text)] for text in (printed[0], example["expected"]()))
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    counts = {line.split(":")[0]: int(line.split()[1]) for line in printed[1:4]}
+    assert 500 < counts["forward"] < counts["vjp"] < counts["step"]

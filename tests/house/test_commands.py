@@ -80,6 +80,7 @@ RATES = {"1 thread": 1.0, "all threads": 1.0}
 ELSEWHERE = {
     **{f"examples/{path.name}": "tests/house/test_examples.py" for path in (ROOT / "examples").glob("*.py")},
     "examples/export/make.py": "tests/exporting/test_languages.py",
+    "examples/export/cortex/make.py": "tests/exporting/test_languages.py",
     **{f"tests.campaign.{path.stem}": "tests/campaign/test_campaigns.py" for path in (ROOT / "tests/campaign").glob("*.py")},
     "rosetta cnn": "tests/house/test_rosetta.py",
     "rosetta rnn": "tests/house/test_rosetta.py",

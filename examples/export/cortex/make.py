@@ -1,0 +1,90 @@
+"""A network that is trained on a microcontroller: Cortex-M4 and Cortex-M7 in qemu.
+
+python examples/export/cortex/make.py build
+"""
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+import chains
+from chains import Adam, Chain, Dense, SquaredLoss, tanh
+
+BOARDS = {"cortex-m4": "mps2-an386", "cortex-m7": "mps2-an500"}
+SAMPLES, STEPS = 8, 200
+HERE = Path(__file__).parent
+
+net = Chain(Dense(3, 16, tanh), Dense(16, 2))
+loss, optimizer = SquaredLoss(), Adam(1e-2)
+p = net.init(seed=0)
+x = np.random.default_rng(0).normal(size=(SAMPLES, 3)).astype(np.float32)
+t = np.stack([x.prod(1), np.sin(x.sum(1))], axis=1)
+
+
+def expected() -> str:
+    """The first line that the device prints, as this computer has it."""
+    y = net(x, p)
+    g, _ = net.vjp(p, x, y)
+    trained = p.copy()
+    chains.train(net, trained, x, t, loss, optimizer, epochs=STEPS, batch_size=SAMPLES, shuffle=False)
+    first, last = net.loss(p, x, t, loss), net.loss(trained, x, t, loss)
+    return f"outputs {y.sum():.5f}, gradients {g.sum():.5f}, loss {first:.6f}, after {STEPS} steps {last:.6f}"
+
+
+def build(folder: Path, processor: str) -> Path:
+    """Write the network for a processor, and compile the program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chains.export(net, folder / "model.o", loss=loss, optimizer=optimizer, target=processor)
+    arrays = {"parameters": p, "x": x, "t": t}
+    lines = [f"#define SAMPLES {SAMPLES}", f"#define STEPS {STEPS}"]
+    for name, array in arrays.items():
+        numbers = ", ".join(f"{number!r}f" for number in array.ravel().tolist())
+        lines.append(f"static const float {name}[] = {{{numbers}}};")
+    (folder / "data.h").write_text("\n".join(lines) + "\n")
+    program = folder / "program.elf"
+    options = [
+        f"-mcpu={processor}",
+        "-mthumb",
+        "-mfloat-abi=hard",
+        "-mfpu=auto",
+        "--specs=rdimon.specs",
+        "-O2",
+        "-Wall",
+        "-Wl,-z,noexecstack",
+    ]
+    sources = [HERE / "main.c", HERE / "start.c", folder / "model.o"]
+    subprocess.run(
+        [
+            "arm-none-eabi-gcc",
+            *options,
+            "--specs=rdimon.specs",
+            f"-T{HERE / 'board.ld'}",
+            f"-I{folder}",
+            *sources,
+            "-lm",
+            "-o",
+            program,
+        ],
+        check=True,
+    )
+    return program
+
+
+def run(program: Path, processor: str) -> str:
+    """What the program prints on the board."""
+    board = ["-M", BOARDS[processor], "-nographic", "-monitor", "none", "-serial", "none"]
+    command = ["qemu-system-arm", *board, "-semihosting", "-icount", "shift=0", "-kernel", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    print(f"this computer: {expected()}")
+    for processor in BOARDS:
+        program = build(folder / processor, processor)
+        print(f"{processor}: {run(program, processor)}")
+        subprocess.run(["arm-none-eabi-size", folder / processor / "model.o"], check=True)
