@@ -44,31 +44,10 @@ def build(folder: Path, processor: str) -> Path:
         lines.append(f"static const float {name}[] = {{{numbers}}};")
     (folder / "data.h").write_text("\n".join(lines) + "\n")
     program = folder / "program.elf"
-    options = [
-        f"-mcpu={processor}",
-        "-mthumb",
-        "-mfloat-abi=hard",
-        "-mfpu=auto",
-        "--specs=rdimon.specs",
-        "-O2",
-        "-Wall",
-        "-Wl,-z,noexecstack",
-    ]
-    sources = [HERE / "main.c", HERE / "start.c", folder / "model.o"]
-    subprocess.run(
-        [
-            "arm-none-eabi-gcc",
-            *options,
-            "--specs=rdimon.specs",
-            f"-T{HERE / 'board.ld'}",
-            f"-I{folder}",
-            *sources,
-            "-lm",
-            "-o",
-            program,
-        ],
-        check=True,
-    )
+    processor_options = [f"-mcpu={processor}", "-mthumb", "-mfloat-abi=hard", "-mfpu=auto"]
+    options = ["-O2", "-Wall", "-Wl,-z,noexecstack", "--specs=rdimon.specs", f"-T{HERE / 'board.ld'}", f"-I{folder}"]
+    files = [HERE / "main.c", HERE / "start.c", folder / "model.o", "-lm", "-o", program]
+    subprocess.run(["arm-none-eabi-gcc", *processor_options, *options, *files], check=True)
     return program
 
 
