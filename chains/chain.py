@@ -15,8 +15,9 @@ from chains.layers.combine import Series
 from chains.losses import Loss
 from chains.network import calls, derivatives
 from chains.network.bound import Bound, bound
+from chains.network.ensemble_objective import EnsembleObjective, objective_of
 from chains.network.network import Network, init, init_many
-from chains.network.objective import Objective, objective
+from chains.network.objective import Objective
 from chains.network.stepping import Stepping, step
 from chains.network.summary import program_of, summary, table
 from chains.optimizers import Optimizer
@@ -268,7 +269,7 @@ class Chain(Series):
         mode: str = "eval",
         seed: int = 0,
         comm: Any = None,
-    ) -> Objective:
+    ) -> Objective | EnsembleObjective:
         """The loss on this data as a function of the parameters alone, for SciPy's optimisers and the like.
 
         ``objective(p)`` returns a float and a fresh float64 gradient, computed in float64 whatever the type of `p`:
@@ -277,7 +278,8 @@ class Chain(Series):
         Parameters
         ----------
         x, t, loss, penalty, weights, lengths
-            As in `value_and_grad`.
+            As in `value_and_grad`. Members of an ensemble may have their own inputs, targets and weights, along a first axis:
+            x (members, samples, ...). The result is a function of (members, n_params) then, for `chains.minimize`.
         state : array, shape (n_state,), optional
             As in `value_and_grad`, but copied and never changed: the same `p` always gives the same value.
         mode, seed
@@ -287,7 +289,7 @@ class Chain(Series):
 
         Returns
         -------
-        Objective
+        Objective or EnsembleObjective
             The function.
 
         Raises
@@ -295,7 +297,7 @@ class Chain(Series):
         TypeError, ValueError
             For arguments that do not fit.
         """
-        return objective(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+        return objective_of(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
 
     def bound(self, p: Any, *, state: Any = None) -> Bound:
         """The network with these parameters as a function of one sample, for the solvers of others.

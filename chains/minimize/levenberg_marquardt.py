@@ -4,13 +4,15 @@ Each iteration minimises the quadratic model of J'r and J'J within a trust regio
 the largest entries that the diagonal of J'J has had, so that the method follows the scale of each parameter, within bounds, so
 that parameters do not run away to where little depends on them. The step solves (J'J + damping * D) d = -J'r. The radius grows
 where the model was right and shrinks where it was not.
+
+With bounds, parameters that stay at a bound have no part in the equations, and a step ends where it is projected to the bounds.
 Source: Moré, "The Levenberg-Marquardt algorithm: implementation and theory", 1978, as in MINPACK's lmder.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +20,14 @@ EPSILON = float(np.finfo(np.float64).eps)
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: less costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
+MAX_FACTORINGS = 50  # of a matrix that is not positive, by rounding; the damping grows tenfold after each
+
+CONVERGED, FALLS_LITTLE = "the gradient is below `gtol`", "the value falls by less than `ftol`"
+PRECISE, STUCK = (
+    "the precision of the values is reached",
+    "no lower value was found at any damping, though the model promises one",
+)
+INFINITE, SINGULAR = "the value or the gradient at `p` is infinite or NaN", "the Jacobian is infinite or NaN"
 
 
 class SumOfSquares(Protocol):
@@ -35,11 +45,13 @@ class SumOfSquares(Protocol):
 class LevenbergMarquardt:
     """A point of the descent, with the model of the function there."""
 
-    def __init__(self, function: SumOfSquares, p: np.ndarray) -> None:
+    @np.errstate(all="ignore")
+    def __init__(self, function: SumOfSquares, p: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
         self._function = function
         self.p = p
         self.calls = 1  # points at which the function was called
         self.fall = 0.0  # of the value, in the last step
+        self._low, self._high = low, high
         self._largest = np.zeros(len(p))
         self._squares = p * p  # of the parameters at the start
         self._sizes = np.maximum(self._squares, float(self._squares.sum()) / max(1, len(p)) or 1.0)
@@ -54,52 +66,86 @@ class LevenbergMarquardt:
         least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
         scale = np.maximum(self._largest, least)
         self._scale = np.where(scale > 0.0, scale, 1.0)
+        fixed = at_bounds(self.p, self.g, self._low, self._high)
+        self._slope = np.where(fixed, 0.0, self.g)
+        if fixed.any():
+            self._matrix = np.where(fixed | fixed[:, None], np.diag(fixed.astype(np.float64)), self._matrix)
+
+    @property
+    def steepness(self) -> float:
+        """The largest entry of the gradient, as far as the bounds let one go."""
+        return steepness(self.p, self.g, self._low, self._high)
 
     def _length(self, d: np.ndarray) -> float:
         return math.sqrt(float(d @ (self._scale * d)))
 
-    def _solve(self, v: np.ndarray) -> np.ndarray:
-        damped = self._matrix.copy()
-        damped.reshape(-1)[:: len(damped) + 1] += self._damping * self._scale
-        return np.linalg.solve(damped, v)
+    def _factor(self) -> bool:
+        """Make the damped matrix; the damping grows where rounding makes it indefinite. Returns whether that ends."""
+        for _ in range(MAX_FACTORINGS):
+            self._damped = self._matrix.copy()
+            self._damped.reshape(-1)[:: len(self._damped) + 1] += self._damping * self._scale
+            try:
+                np.linalg.cholesky(self._damped)
+            except np.linalg.LinAlgError:
+                self._damping *= 10.0
+            else:
+                return True
+        return False
 
-    def _trial(self) -> tuple[np.ndarray, float]:
-        """A step about as long as the radius, or a shorter one without damping, and its length."""
+    def _trial(self) -> np.ndarray | None:
+        """A step about as long as the radius, or a shorter one without damping; None where the equations have no solution."""
         # The length of a step times its damping changes little from one step to the next.
         self._damping = max(self._least, self._damping * self._tried / self._radius)
-        d = self._solve(-self.g)
-        for _ in range(MAX_CORRECTIONS):
-            length = self._length(d)
+        for correction in range(MAX_CORRECTIONS + 1):
+            if not self._factor():
+                return None
+            d = np.linalg.solve(self._damped, -self._slope)
+            self._tried = length = self._length(d)
             excess = length / self._radius - 1.0
-            if abs(excess) <= RADIUS_TOLERANCE or (excess < 0.0 and self._damping == self._least):
+            enough = abs(excess) <= RADIUS_TOLERANCE or (excess < 0.0 and self._damping == self._least)
+            if enough or correction == MAX_CORRECTIONS:
                 break
             # Newton's method for 1 / length, which depends on the damping almost linearly (Moré, equation 5.6).
-            change = length * length * excess / float((self._scale * d) @ self._solve(self._scale * d))
+            scaled = self._scale * d
+            change = length * length * excess / float(scaled @ np.linalg.solve(self._damped, scaled))
             self._damping = max(self._least, self._damping + change)
-            d = self._solve(-self.g)
-        self._tried = self._length(d)
-        return d, self._tried
+        return d
 
+    @np.errstate(all="ignore")
     def step(self) -> str:
         """Go to a lower point; the reason where there is no lower one at any damping."""
         most_promised = 0.0
         while True:
-            d, length = self._trial()
-            slope = float(d @ self.g)
-            promised = 0.5 * (self._damping * length * length - slope)
+            d = self._trial()
+            if d is None:
+                return SINGULAR
+            p = self.p + d
+            within = np.clip(p, self._low, self._high)
+            clipped, length = bool((within != p).any()), self._tried
+            if clipped:
+                p, d = within, within - self.p
+                length = self._length(d)
+            slope = float(d @ self._slope)
+            if clipped:
+                promised = -slope - 0.5 * float(d @ self._matrix @ d)
+            else:
+                promised = 0.5 * (self._damping * length * length - slope)
             most_promised = max(most_promised, promised)
-            if not promised > EPSILON * self.value or length <= EPSILON * self._length(self.p):
+            if length <= EPSILON * self._length(self.p) or not (clipped or promised > EPSILON * self.value):
                 return self._explain(most_promised)
-            value = self._function.value(self.p + d)
+            if not promised > EPSILON * self.value:  # too long for the bounds
+                self._radius = 0.25 * self._tried
+                continue
+            value = self._function.value(p)
             self.calls += 1
             fall = self.value - value if math.isfinite(value) else -math.inf
             if fall <= 0.25 * promised:
                 shrink = 0.5 * slope / (slope + fall)  # to the minimum of the parabola through both values
                 self._radius = min(0.5, max(0.1, shrink)) * length
             elif fall >= 0.75 * promised or self._damping == self._least:
-                self._radius = 2.0 * length
+                self._radius = max(2.0 * length, self._radius) if clipped else 2.0 * length
             if fall >= 1e-4 * promised:
-                self.p = self.p + d
+                self.p = p
                 self._look()
                 self.fall = fall
                 return ""
@@ -107,6 +153,16 @@ class LevenbergMarquardt:
     def _explain(self, promised: float) -> str:
         """Why a step finds no lower value: rounding, or a Jacobian that is not that of the values."""
         rounding = math.sqrt(EPSILON) * self.value + (EPSILON * self._length(self.p)) ** 2
-        if promised <= rounding:
-            return "the precision of the values is reached"
-        return "no lower value was found at any damping, though the model promises one"
+        return PRECISE if promised <= rounding else STUCK
+
+
+def at_bounds(p: Any, g: Any, low: Any, high: Any) -> Any:
+    """Which parameters are at a bound that the negative gradient points beyond."""
+    return ((p <= low) & (g > 0.0)) | ((p >= high) & (g < 0.0))
+
+
+def steepness(p: Any, g: Any, low: Any, high: Any) -> float:
+    """The largest entry of the gradient; that of a parameter counts at most its way to the bound there."""
+    if not p.size:
+        return 0.0
+    return float(np.where(g > 0.0, np.minimum(g, p - low), np.minimum(-g, high - p)).max())

@@ -2,7 +2,9 @@
 
 SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
 device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
-`quasi_newton` has the parts of BFGS, SSBroyden and L-BFGS, `levenberg_marquardt` the fourth method.
+`quasi_newton` has the parts of BFGS, SSBroyden and L-BFGS, `projected` L-BFGS within bounds, `levenberg_marquardt` the
+fourth method.
+`rows` has the descents of many vectors.
 """
 
 from __future__ import annotations
@@ -10,53 +12,46 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import LevenbergMarquardt, SumOfSquares
-from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Function, Pairs, QuasiNewton, bfgs, self_scaled_broyden
+from chains.minimize.levenberg_marquardt import (
+    CONVERGED,
+    FALLS_LITTLE,
+    INFINITE,
+    LevenbergMarquardt,
+    SumOfSquares,
+)
+from chains.minimize.projected import ProjectedQuasiNewton
+from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, QuasiNewton, bfgs, self_scaled_broyden
+from chains.minimize.result import Result
+from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes
-from chains.support.memory import memory_of
+from chains.support.memory import HOST, memory_of
 from chains.support.messages import shown
 from chains.support.progress import Progress
 
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
 
 
-@dataclass(frozen=True)
-class Result:
-    """What `minimize` found: the vector `x`, its value `fun` and gradient `jac`, named as in SciPy."""
-
-    x: Array
-    fun: float
-    jac: Array
-    success: bool
-    message: str
-    nit: int  # iterations
-    nfev: int  # points at which the function was called
-    state: Array | None = None  # what the method knows of the curvature, for another call
-
-    def __repr__(self) -> str:
-        numbers = {"fun": f"{self.fun:.6g}", "jac": f"{_largest(self.jac):.3g} at most", "nit": self.nit, "nfev": self.nfev}
-        rows = {"message": self.message, "success": self.success, **numbers, "x": shown(self.x)}
-        return "\n".join(f"{name:>7}: {value}" for name, value in rows.items())
-
-
 def minimize(
-    function: Function, p: Array, method: str = "BFGS", *, memory: int = 10, gtol: float = 1e-5, ftol: float | None = None,
-    maxiter: int | None = None, state: Array | None = None, callback: Callable[[Array], object] | None = None,
-    progress: bool | None = None,
+    function: Any, p: Array, method: str = "BFGS", *, memory: int = 10, gtol: float = 1e-5, ftol: float | None = None,
+    maxiter: int | None = None, bounds: tuple[Any, Any] | None = None, state: Array | None = None,
+    callback: Callable[[Array], object] | None = None, progress: bool | None = None,
 ) -> Result:  # fmt: skip
-    """Minimise a function of a vector where that vector lies, in NumPy's memory or on a GPU.
+    """Minimise a function of a vector, or of each row of an array, where they lie, in NumPy's memory or on a GPU.
+
+    Each row is a minimisation of its own, and ends with the bits that it has alone. Rows of "LM" run in machine code on all
+    threads where the objective can be compiled.
 
     Parameters
     ----------
     function : callable
         ``function(p)`` returns the value and the gradient. For "LM", the objective of a squared loss or a residual problem.
-    p : array, shape (n,)
-        Where to begin; it is left as it is.
+    p : array, shape (n,) or (members, n)
+        Where to begin; it is left as it is. Of rows, as `Chain.init_many` makes them, each is minimised.
     method : str
         "BFGS" and "SSBroyden", which keep a matrix (n, n); "L-BFGS", which keeps `memory` pairs of vectors; or "LM"
         (Levenberg-Marquardt). "SSBroyden" is a self-scaled method of Broyden's family, which goes further than "BFGS" on
@@ -70,20 +65,24 @@ def minimize(
         never for the others, as in SciPy.
     maxiter : int, optional
         The most iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
+    bounds : tuple (low, high), optional
+        Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; -inf and inf are none. The
+        start is moved within them. A gradient's entry counts for `gtol` at most as much as its parameter may still move.
     state : array, optional
         The `state` of an earlier result of the same method, from which the model of the curvature begins; it is left as it is.
-        The function may be another one, such as the same loss at other points.
+        The function may be another one, such as the same loss at other points. Not for rows.
     callback : callable, optional
-        Called with the vector after each iteration.
+        Called with the vector after each iteration; not for rows.
     progress : bool, optional
-        Whether to show a bar that counts iterations. None shows one on terminals and in notebooks after half a second, True
-        lines of text elsewhere.
+        Whether to show a bar that counts iterations, or the rows that have ended. None shows one on terminals and in
+        notebooks after half a second, True lines of text elsewhere.
 
     Returns
     -------
     Result
         The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the inverse of the Hessian
         matrix as the method knows it, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None.
+        Of rows, the minima without a state, with `best`, the result of the lowest one.
 
     Raises
     ------
@@ -93,8 +92,8 @@ def minimize(
     if not callable(function) or not takes(function, 1):
         raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
     p = as_array("p", p)
-    if p.ndim != 1:
-        raise ValueError(f"`p` must be a vector, got shape {p.shape}")
+    if p.ndim not in (1, 2):
+        raise ValueError(f"`p` must be a vector, or rows that are vectors, got shape {p.shape}")
     if p.size and not bool(abs(p).max() < math.inf):
         raise ValueError("`p` must be finite, but holds an infinity or NaN")
     check_word("method", method, "BFGS", "SSBroyden", "L-BFGS", "LM")
@@ -104,33 +103,120 @@ def minimize(
     check_number("ftol", 0.0 if ftol is None else ftol, "in [0, inf)")
     if callback is not None and not (callable(callback) and takes(callback, 1)):
         raise TypeError(f"`callback` (={shown(callback)}) must be a function of `p`, or None")
+    if callback is not None and p.ndim == 2:
+        raise ValueError("`callback` is for one vector, but `p` has rows")
+    if state is not None and p.ndim == 2:
+        raise ValueError("`state` is for one vector, but `p` has rows")
     if progress is not None:
         check_flags(progress=progress)
-    p = p.astype(np.float64)  # a copy
-    state = None if state is None else _checked_state(state, method, p)
-    total = None if maxiter is None else int(maxiter)
     if method == "LM" and not hasattr(function, "normal_equations"):
         raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
+    by_rows = p.ndim == 2
+    members = getattr(function, "members", None)
+    if members is not None and (not by_rows or len(p) != members):
+        raise ValueError(f"`p` must have a row for each of the {members} members of `function`, got shape {p.shape}")
+    p, limited = p.astype(np.float64), maxiter is not None  # a copy
+    state = None if state is None else _checked_state(state, method, p)
+    box = None if bounds is None else _bounds(bounds, p, method)
+    if box is not None:
+        p = np.clip(p, *box)
     if ftol is None:
         ftol = 2.2204460492503131e-9 if method == "L-BFGS" else 0.0
     if maxiter is None:
-        maxiter = {"L-BFGS": 15_000, "LM": 1_000}.get(method, 200 * p.size)
-    with Progress(progress, total, "iteration", delay=BAR_DELAY_SECONDS) as bar:
-        point: LevenbergMarquardt | QuasiNewton
-        if method == "LM":
-            point = LevenbergMarquardt(cast(SumOfSquares, function), p)
-        else:
-            point = QuasiNewton(function, p, _direction(method, p, memory, state), knows=state is not None)
-        success, message, iterations = _descend(point, gtol, ftol, maxiter, callback, bar)
-        bar.show(_numbers(point))
-        learnt = point.state if isinstance(point, QuasiNewton) else None
-    return Result(point.p, point.value, point.g, success, message, iterations, point.calls, learnt)
+        maxiter = {"L-BFGS": 15_000, "LM": 1_000}.get(method, 200 * p.shape[-1])
+    settings = Settings(method, memory, gtol, ftol, int(maxiter), state, callback)
+    fits: CompiledFits | None = None
+    rows = p if by_rows else p[None]
+    if method == "LM" and rows.size and hasattr(function, "compiled_fits"):
+        fits = function.compiled_fits(rows, _rows_of(box, rows) if box else None, gtol, ftol)
+    total, unit = (len(p), "fit") if by_rows else (maxiter if limited else None, "iteration")
+    with Progress(progress, total, unit, delay=BAR_DELAY_SECONDS) as bar:
+        if fits is not None:
+            low, high = _rows_of(box, rows)
+            found = run_compiled(fits, low, high, gtol, settings.maxiter, callback, bar, by_member=by_rows)
+            return found if by_rows else found.row(0)
+        if not by_rows:
+            return _descend(settings, function, p, box, bar)
+        results: list[Result] = []
+        for k, row in enumerate(p):
+            one = function if members is None else cast(Any, function).member(k)
+            results.append(_descend(settings, one, row, None if box is None else (box[0][k], box[1][k])))
+            bar.update()
+            if bar.due():
+                bar.show({"lowest value": f"{min(each.fun for each in results):.6g}"})
+    return _stacked(results, p)
 
 
-def _direction(method: str, p: Array, memory: int, state: Array | None) -> Direction:
-    if method == "L-BFGS":
-        return Pairs(p, memory, state)
-    return DenseInverse(p, bfgs if method == "BFGS" else self_scaled_broyden, state)
+@dataclass(frozen=True)
+class Settings:
+    """The checked settings of a descent."""
+
+    method: str
+    memory: int
+    gtol: float
+    ftol: float
+    maxiter: int
+    state: Array | None
+    callback: Callable[[Array], object] | None
+
+
+class Point(Protocol):
+    """A point of a descent."""
+
+    p: Array
+    value: float
+    g: Array
+    calls: int
+    fall: float
+
+    @property
+    def steepness(self) -> float: ...
+
+    def step(self) -> str: ...
+
+
+def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]:
+    """The checked bounds, in the shape of `p`."""
+    if method not in ("L-BFGS", "LM"):
+        raise ValueError(f"`bounds` are for the methods 'L-BFGS' and 'LM', not for {method!r}")
+    if memory_of(p) is not HOST:
+        raise TypeError("`bounds` are for vectors in the computer's memory, but `p` lies on the GPU")
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high)")
+    try:
+        low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape)) for each in bounds)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`bounds` must be numbers or arrays that broadcast to the shape of `p`, {p.shape}: {error}"
+        ) from error
+    if not (low <= high).all():
+        raise ValueError("`bounds` must have low <= high for every parameter")
+    return low, high
+
+
+def _rows_of(box: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of each row, infinite ones where there are none."""
+    if box is None:
+        return np.full(rows.shape, -math.inf), np.full(rows.shape, math.inf)
+    return box[0].reshape(rows.shape), box[1].reshape(rows.shape)
+
+
+def _point(
+    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None
+) -> LevenbergMarquardt | ProjectedQuasiNewton | QuasiNewton:
+    """The start of a descent."""
+    if settings.method == "LM":
+        low, high = box or (np.full(p.shape, -math.inf), np.full(p.shape, math.inf))
+        return LevenbergMarquardt(cast(SumOfSquares, function), p, low, high)
+    if box is not None:
+        return ProjectedQuasiNewton(function, p, _direction(settings, p), *box)
+    return QuasiNewton(function, p, _direction(settings, p), knows=settings.state is not None)
+
+
+def _direction(settings: Settings, p: Array) -> Direction:
+    if settings.method == "L-BFGS":
+        return Pairs(p, settings.memory, settings.state)
+    return DenseInverse(p, bfgs if settings.method == "BFGS" else self_scaled_broyden, settings.state)
 
 
 def _checked_state(state: Any, method: str, p: Array) -> Array:
@@ -151,31 +237,47 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
 
 
 def _descend(
-    point: LevenbergMarquardt | QuasiNewton, gtol: float, ftol: float, maxiter: int,
-    callback: Callable[[Array], object] | None, bar: Progress,
-) -> tuple[bool, str, int]:  # fmt: skip
-    """Step until it has converged; whether it has, why it ended, and the number of iterations."""
-    if not (math.isfinite(point.value) and math.isfinite(_largest(point.g))):
-        return False, "the value or the gradient at `p` is infinite or NaN", 0
-    for iteration in range(maxiter):
-        if _largest(point.g) <= gtol:
-            return True, "the gradient is below `gtol`", iteration
+    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None
+) -> Result:
+    """Step until it has converged, or cannot go on."""
+    point = _point(settings, function, p, box)
+    success, message, iterations = _steps(settings, point, bar)
+    if bar is not None:
+        bar.show(_numbers(point))
+    learnt = None if bar is None or isinstance(point, LevenbergMarquardt) else point.state
+    return Result(point.p, point.value, point.g, success, message, iterations, point.calls, learnt)
+
+
+def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool, str, int]:
+    """Whether it has converged, why it ended, and the number of iterations."""
+    if not (math.isfinite(point.value) and bool(abs(point.g).max(initial=0.0) < math.inf)):
+        return False, INFINITE, 0
+    for iteration in range(settings.maxiter):
+        if point.steepness <= settings.gtol:
+            return True, CONVERGED, iteration
         before = point.value
         if reason := point.step():
             return False, reason, iteration
-        if callback is not None:
-            callback(point.p)
-        bar.update()
-        if bar.due():
-            bar.show(_numbers(point))
-        if ftol and point.fall <= ftol * max(abs(before), abs(point.value), 1.0):
-            return True, "the value falls by less than `ftol`", iteration + 1
-    return _largest(point.g) <= gtol, "the limit of iterations was reached", maxiter
+        if settings.callback is not None:
+            settings.callback(point.p)
+        if bar is not None:
+            bar.update()
+            if bar.due():
+                bar.show(_numbers(point))
+        if settings.ftol and point.fall <= settings.ftol * max(abs(before), abs(point.value), 1.0):
+            return True, FALLS_LITTLE, iteration + 1
+    return point.steepness <= settings.gtol, LIMIT, settings.maxiter
 
 
-def _numbers(point: LevenbergMarquardt | QuasiNewton) -> dict[str, str]:
-    return {"value": f"{point.value:.6g}", "gradient": f"{_largest(point.g):.3g}"}
+def _numbers(point: Point) -> dict[str, str]:
+    return {"value": f"{point.value:.6g}", "gradient": f"{point.steepness:.3g}"}
 
 
-def _largest(g: Array) -> float:
-    return float(abs(g).max()) if g.size else 0.0
+def _stacked(found: list[Result], p: Array) -> Result:
+    """The results of rows as one."""
+    x, jac = (memory_of(p).empty(p.shape, np.dtype(np.float64)) for _ in range(2))
+    for k, each in enumerate(found):
+        x[k], jac[k] = each.x, each.jac
+    columns = {name: [getattr(each, name) for each in found] for name in ("fun", "success", "message", "nit", "nfev")}
+    types = {"fun": float, "success": bool, "message": object, "nit": int, "nfev": int}
+    return Result(x=x, jac=jac, **{name: np.array(values, types[name]) for name, values in columns.items()})

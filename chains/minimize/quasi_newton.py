@@ -300,18 +300,28 @@ class QuasiNewton:
         step, self.p, self.value, self.g = best
         return step
 
+    @property
+    def steepness(self) -> float:
+        """The largest entry of the gradient."""
+        return float(abs(self.g).max()) if self.g.size else 0.0
+
     def _evaluate(self, p: Array) -> tuple[float, Array]:
         self.calls += 1
-        returned = self._function(p)
-        if not isinstance(returned, (tuple, list)) or len(returned) != 2:
-            raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
-        value, g = returned
-        if getattr(g, "shape", None) != p.shape or g.dtype.kind not in "fiu":
-            raise ValueError(f"`function` must return a gradient of real numbers, of shape {p.shape}, not {shown(g)}")
-        try:
-            return float(value), g
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"`function` must return a number as the value, not {shown(value)}") from error
+        return evaluated(self._function, p)
+
+
+def evaluated(function: Function, p: Array) -> tuple[float, Array]:
+    """The value and the gradient, checked."""
+    returned = function(p)
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
+    value, g = returned
+    if getattr(g, "shape", None) != p.shape or g.dtype.kind not in "fiu":
+        raise ValueError(f"`function` must return a gradient of real numbers, of shape {p.shape}, not {shown(g)}")
+    try:
+        return float(value), g
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`function` must return a number as the value, not {shown(value)}") from error
 
 
 def _between(low: tuple[float, float, float], high: tuple[float, float, float]) -> float:

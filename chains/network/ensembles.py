@@ -143,7 +143,7 @@ def check_data(network: Network, count: int, x: Any, t: Any, loss: Loss, weights
     samples = _add_inputs(members, network, x, lengths)
     checks.check_loss(loss)
     t, output = as_array("t", t), network.output_shape
-    own = "x" in members.own or (t.shape[:2] == (count, samples) and not _fits(t, samples, output, loss))
+    own = "x" in members.own or (t.shape[:2] == (count, samples) and not fits(t, samples, output, loss))
     flat = _flat("t", t, count, samples) if own else t
     checked = checks.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
@@ -217,7 +217,7 @@ def _flat(name: str, array: Any, count: int, samples: int) -> Any:
     return array.reshape(count * samples, *array.shape[2:])
 
 
-def _fits(t: Any, samples: int, output: tuple[int, ...], loss: Loss) -> bool:
+def fits(t: Any, samples: int, output: tuple[int, ...], loss: Loss) -> bool:
     """Whether these can be targets that all members share."""
     try:
         checks.check_targets(t, samples, output, loss)

@@ -153,8 +153,8 @@ def test_on_a_gpus_arrays(method):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"`method` \(='CG'\) must be 'BFGS', 'SSBroyden', 'L-BFGS' or 'LM'"):
         minimize(rosenbrock, np.ones(3), "CG")
-    with pytest.raises(ValueError, match=r"`p` must be a vector, got shape \(1, 3\)"):
-        minimize(rosenbrock, np.ones((1, 3)))
+    with pytest.raises(ValueError, match=r"`p` must be a vector, or rows that are vectors, got shape \(1, 1, 3\)"):
+        minimize(rosenbrock, np.ones((1, 1, 3)))
     assert chains.minimize is minimize
 
 
@@ -166,7 +166,12 @@ def bowl(p):
     ("arguments", "options", "message"),
     [
         ((np.ones(2), bowl), {}, r"`function` \(=an array of float64, shape \(2,\)\) must be a function"),
-        ((bowl, np.ones((2, 2))), {}, r"`p` must be a vector, got shape \(2, 2\)"),
+        ((bowl, np.ones((2, 2, 2))), {}, r"`p` must be a vector, or rows that are vectors, got shape \(2, 2, 2\)"),
+        ((bowl, np.ones((2, 2))), {"callback": print}, "`callback` is for one vector, but `p` has rows"),
+        ((bowl, np.ones(2)), {"bounds": (0.0, 1.0)}, "`bounds` are for the methods 'L-BFGS' and 'LM', not for 'BFGS'"),
+        ((bowl, np.ones(2), "L-BFGS"), {"bounds": 3}, r"`bounds` \(=3\) must be a pair \(low, high\)"),
+        ((bowl, np.ones(2), "L-BFGS"), {"bounds": (1.0, 0.0)}, "`bounds` must have low <= high for every parameter"),
+        ((bowl, np.ones(2), "L-BFGS"), {"bounds": (np.ones(3), 4.0)}, r"that broadcast to the shape of `p`, \(2,\)"),
         ((bowl, np.ones(2, complex)), {}, "`p` must be real, got complex128"),
         ((bowl, [1.0, np.nan]), {}, "`p` must be finite, but holds an infinity or NaN"),
         ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),

@@ -1,0 +1,123 @@
+"""The losses of the members of an ensemble on their own data as a function of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from chains.losses import Loss
+from chains.network import ensembles
+from chains.network.network import Network, network_of
+from chains.network.objective import Objective, objective
+from chains.penalties import Penalty
+from chains.support.arrays import as_array
+from chains.support.memory import memory_of
+from chains.support.messages import counted
+
+
+def own_members(network: Network, x: Any, t: Any, loss: Loss, weights: Any) -> int | None:
+    """How many members have data of their own, along a first axis of `x`, `t` or `weights`; None where there are none."""
+    x, t = as_array("x", x), as_array("t", t)
+    shape = network.input_shape
+    if x.ndim == len(shape) + 2 and x.shape[2:] == shape:
+        return len(x)
+    if x.ndim != len(shape) + 1:
+        return None
+    samples = len(x)
+    if t.ndim > 1 and t.shape[1] == samples and not ensembles.fits(t, samples, network.output_shape, loss):
+        return len(t)
+    weights = None if weights is None else as_array("weights", weights)
+    if weights is not None and weights.ndim > 1 and weights.shape[1] == samples and len(weights) != samples:
+        return len(weights)
+    return None
+
+
+def objective_of(
+    net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
+    comm: Any,
+) -> Objective | EnsembleObjective:  # fmt: skip
+    """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
+    network = network_of(net)
+    count = own_members(network, x, t, loss, weights)
+    if count is None:
+        return objective(net, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+    if lengths is not None or comm is not None:
+        raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
+    data = ensembles.check_data(network, count, x, t, loss, weights, None)
+
+    def make(x: Any, t: Any, weights: Any = None) -> Objective:
+        return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None)
+
+    return EnsembleObjective(data, make)
+
+
+class EnsembleObjective:
+    """``objective(P)`` returns the value and the gradient of each member on its own data. Made by `Chain.objective`.
+
+    For `chains.minimize`, which fits all members in one call. Each has the bits that it has alone.
+    """
+
+    def __init__(self, data: ensembles.Members, make: Callable[..., Objective]) -> None:
+        self._data, self._make = data, make
+        self._made: dict[int, Objective] = {}
+        self.members = data.count
+        self.n_params = self.member(0).n_params
+
+    def member(self, k: int) -> Objective:
+        """The objective of one member.
+
+        Parameters
+        ----------
+        k : int
+            Its number.
+        """
+        if k not in self._made:
+            self._made[k] = self._make(**self._data.of(k))
+        return self._made[k]
+
+    def __call__(self, p: Any) -> tuple[np.ndarray, Any]:
+        """The values, shape (members,), and the gradients, shape (members, n_params).
+
+        Parameters
+        ----------
+        p : array, shape (members, n_params)
+            The parameters.
+        """
+        p = self._rows(p)
+        values, g = np.empty(len(p)), memory_of(p).empty(p.shape, np.dtype(np.float64))
+        for k, row in enumerate(p):
+            values[k], g[k] = self.member(k)(row)
+        return values, g
+
+    def value(self, p: Any) -> np.ndarray:
+        """The values alone, shape (members,).
+
+        Parameters
+        ----------
+        p : array, shape (members, n_params)
+            The parameters.
+        """
+        return self(p)[0]
+
+    def normal_equations(self, p: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """As `Objective.normal_equations`, with a first axis of members.
+
+        Parameters
+        ----------
+        p : array, shape (members, n_params)
+            The parameters.
+        """
+        found = [self.member(k).normal_equations(row) for k, row in enumerate(self._rows(p))]
+        values, gradients, matrices = (np.array(each) for each in zip(*found, strict=True))
+        return values, gradients, matrices
+
+    def _rows(self, p: Any) -> Any:
+        p = as_array("p", p)
+        if p.shape != (self.members, self.n_params):
+            raise ValueError(f"`p` has shape {p.shape}: wanted ({self.members}, {self.n_params}), a row for each member")
+        return p
+
+    def __repr__(self) -> str:
+        return f"<objectives of {counted(self.members, 'member')}, {counted(self.n_params, 'parameter')} each>"

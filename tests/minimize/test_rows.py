@@ -1,0 +1,147 @@
+"""Many fits in one call: each row has the bits that it has alone; bounds; members that fail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import Chain, Dense, MSELoss, SquaredLoss, minimize, tanh
+
+METHODS = ["LM", "BFGS", "SSBroyden", "L-BFGS"]
+every_method = pytest.mark.parametrize("method", METHODS)
+FIELDS = ("x", "fun", "jac", "success", "message", "nit", "nfev")
+
+
+def problem(members=5, samples=30, own=False, backend="auto"):
+    """Sines of several frequencies, shared by all members or their own."""
+    net, rng = Chain(Dense(2, 4, tanh), Dense(4, 1), backend=backend), np.random.default_rng(0)
+    shape = (members, samples) if own else (samples,)
+    x = rng.uniform(-2.0, 2.0, (*shape, 2))
+    frequency = np.linspace(0.5, 2.0, members)[:, None] if own else 1.0
+    t = (np.sin(frequency * x[..., 0]) * x[..., 1] + 0.01 * rng.normal(size=shape))[..., None]
+    return net, x, t, net.init_many(members, seed=0, dtype=np.float64)
+
+
+def assert_rows_are(found, alone):
+    for name in FIELDS:
+        rows = getattr(found, name)
+        for row, each in zip(rows, alone, strict=True):
+            np.testing.assert_array_equal(row, getattr(each, name), err_msg=name)
+
+
+@every_method
+def test_rows_have_the_bits_that_they_have_alone(method):
+    net, x, t, starts = problem()
+    objective = net.objective(x, t, SquaredLoss())
+    found = minimize(objective, starts, method, maxiter=40)
+    assert_rows_are(found, [minimize(objective, row, method, maxiter=40) for row in starts])
+    assert found.fun.shape == (5,)
+    assert len(set(found.nfev)) > 1
+
+
+@every_method
+def test_members_with_their_own_data(method):
+    net, x, t, starts = problem(own=True)
+    objective = net.objective(x, t, MSELoss())
+    assert objective.members == 5
+    found = minimize(objective, starts, method, maxiter=30)
+    alone = [minimize(net.objective(x[k], t[k], MSELoss()), starts[k], method, maxiter=30) for k in range(5)]
+    assert_rows_are(found, alone)
+    np.testing.assert_array_equal(
+        objective.value(found.x), [net.objective(*d, MSELoss()).value(p) for *d, p in zip(x, t, found.x, strict=True)]
+    )
+
+
+@every_method
+def test_own_targets_or_weights_of_shared_inputs(method):
+    net, x, t, starts = problem()
+    rng = np.random.default_rng(1)
+    targets = t + 0.1 * rng.normal(size=(5, *t.shape))
+    weights = rng.integers(0, 3, (5, len(x))).astype(float)
+    for given in ({"t": targets}, {"t": t, "weights": weights}):
+        objective = net.objective(x, loss=SquaredLoss(), **given)
+        found = minimize(objective, starts, method, maxiter=10)
+        own = [{n: a[k] if a.ndim > 2 or n == "weights" else a for n, a in given.items()} for k in range(5)]
+        functions = [net.objective(x, loss=SquaredLoss(), **data) for data in own]
+        assert_rows_are(found, [minimize(f, p, method, maxiter=10) for f, p in zip(functions, starts, strict=True)])
+
+
+@every_method
+def test_members_that_fail_leave_the_others(method):
+    net, x, t, starts = problem()
+    starts[1] = 1e308
+    targets = np.tile(t, (5, 1, 1))
+    targets[3, 4] = np.nan
+    found = minimize(net.objective(x, targets, SquaredLoss()), starts, method, maxiter=20)
+    assert found.message[3] == "the value or the gradient at `p` is infinite or NaN"
+    assert not found.success[3]
+    assert found.nit[3] == 0
+    whole = net.objective(x, t, SquaredLoss())
+    for k in (0, 2, 4):
+        np.testing.assert_array_equal(found.x[k], minimize(whole, starts[k], method, maxiter=20).x)
+
+
+def test_functions_of_vectors_have_rows_too():
+    starts = np.random.default_rng(0).normal(size=(4, 3))
+    found = minimize(lambda p: (float(((p - 1.0) ** 2).sum()), 2.0 * (p - 1.0)), starts)
+    assert found.success.all()
+    np.testing.assert_allclose(found.x, 1.0, atol=1e-6)
+
+
+def test_the_best_row_and_the_print():
+    net, x, t, starts = problem()
+    found = minimize(net.objective(x, t, SquaredLoss()), starts, "LM", maxiter=10)
+    best = int(np.argmin(found.fun))
+    np.testing.assert_array_equal(found.best.x, found.x[best])
+    assert found.best.fun == found.fun.min()
+    assert found.best.best is found.best.best or found.best.best.fun == found.best.fun
+    text = repr(found)
+    assert f"of {len(starts)} rows" in text
+    assert f"the lowest in row {best}" in text
+
+
+def test_rows_that_do_not_fit_are_refused():
+    net, x, t, starts = problem(own=True)
+    objective = net.objective(x, t, SquaredLoss())
+    with pytest.raises(ValueError, match=r"`p` must have a row for each of the 5 members of `function`, got shape \(17,\)"):
+        minimize(objective, starts[0], "LM")
+    with pytest.raises(ValueError, match=r"a row for each of the 5 members of `function`, got shape \(4, 17\)"):
+        minimize(objective, starts[:4], "LM")
+    with pytest.raises(ValueError, match=r"wanted \(5, 17\), a row for each member"):
+        objective(starts[:4])
+    with pytest.raises(ValueError, match="`t` must have shape"):
+        net.objective(x, t[:, :7], SquaredLoss())
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("method", ["LM", "L-BFGS"])
+def test_bounds_are_kept_and_the_minimum_is_scipys(method):
+    """From rows, with bounds that hold the minimum off: SciPy's trust region reflective ends at the same value."""
+    optimize = pytest.importorskip("scipy.optimize")
+    net, x, t, starts = problem(4)
+    objective = net.objective(x, t, SquaredLoss())
+    low, high = -1.5, 1.5
+    options = {"gtol": 1e-7, "ftol": 0.0, "maxiter": 3000, "bounds": (low, high)}
+    found = minimize(objective, starts, method, **options)
+    assert found.success.all()
+    assert (found.x >= low).all()
+    assert (found.x <= high).all()
+    p, g = found.x, objective(found.x)[1]
+    held = ((p == low) & (g > 0.0)) | ((p == high) & (g < 0.0))
+    assert held.any()
+    assert abs(g[~held]).max() <= 1e-7
+    start = np.clip(starts[0], low + 1e-9, high - 1e-9)
+    wanted = optimize.least_squares(objective.residuals, start, objective.jacobian, (low, high), xtol=1e-12, ftol=1e-12)
+    assert found.fun.min() == pytest.approx(wanted.cost, rel=1e-6)
+    assert_rows_are(found, [minimize(objective, p, method, **options) for p in starts])
+
+
+@pytest.mark.parametrize("method", ["L-BFGS"])
+def test_a_bounded_bowl(method):
+    found = minimize(
+        lambda p: (float((p - 2.0) @ (p - 2.0)), 2.0 * (p - 2.0)), np.zeros(3), method, bounds=([-1, -1, -1], [1, 3, np.inf])
+    )
+    np.testing.assert_allclose(found.x, [1.0, 2.0, 2.0], atol=1e-5)
+    assert found.success
