@@ -16,7 +16,7 @@ from tests.house.test_examples import write_cifar10
 
 FOLDER = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = ("coming_from", "derivatives", "files", "interop", "queue", "recipes", "scikit-learn")
+PAGES = ("coming_from", "derivatives", "files", "fits", "interop", "queue", "recipes", "scikit-learn")
 DIALOGUES = ("models", "sequences")  # pages that show answers
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading, and with
 # later ones that use what it would have named.
