@@ -31,7 +31,12 @@ autodoc_default_options = {"members": True}
 numpydoc_show_class_members = False
 
 # What a tutorial needs beyond the extra "docs"; without it, the page shows the code and no results.
-NEEDS = {"torch_and_jax": ("torch", "jax"), "out_as_onnx": ("onnx", "onnxruntime"), "pipeline_and_optuna": ("optuna",)}
+NEEDS = {
+    "torch_and_jax": ("torch", "jax"),
+    "out_as_onnx": ("onnx", "onnxruntime"),
+    "pipeline_and_optuna": ("optuna",),
+    "learned_controller": ("casadi",),
+}
 shown_only = [name for name, packages in NEEDS.items() if not all(map(find_spec, packages))]
 sphinx_gallery_conf = {
     "examples_dirs": "tutorials",

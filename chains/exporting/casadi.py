@@ -235,7 +235,7 @@ class _Body:
         return f.select(f.compare("ne", address, NULL), address, f.module.zeros(length, DOUBLE))
 
     def result(self, k: int) -> tuple[Value, Value]:
-        """The address of a result, and whether it is wanted."""
+        """The address of a result, and whether it is requested."""
         f = self.f
         address = f.load(PTR, f.address(self.results, integer(k), PTR))
         return address, f.compare("ne", address, NULL)
@@ -291,11 +291,11 @@ class _Body:
     # Functions
 
     def forward(self) -> None:
-        y, wanted = self.result(0)
-        self.f.when(wanted, lambda: self.call("forward", self.samples, x=self.joined(), y=y, **self.p))
+        y, requested = self.result(0)
+        self.f.when(requested, lambda: self.call("forward", self.samples, x=self.joined(), y=y, **self.p))
 
     def fwd(self) -> None:
-        y, wanted = self.result(0)
+        y, requested = self.result(0)
 
         def compute() -> None:
             p, x, dx = self.p, self.joined(), self.joined(len(self.groups) + 1)
@@ -303,7 +303,7 @@ class _Body:
             if self.free is not None:
                 self._along_parameters(y, x, p)
 
-        self.f.when(wanted, compute)
+        self.f.when(requested, compute)
 
     def _along_parameters(self, y: Value, x: Value, p: dict[str, Value]) -> None:
         """Add the derivatives along a direction of the parameters, unless it is zero."""
@@ -349,23 +349,23 @@ class _Body:
         x, dy = self.joined(), self.given(len(self.groups) + 1, self.m * self.samples)
         dx, arrays = self.array(self.n * self.samples), self.p
         if self.free is not None:
-            wanted, ok = self.result(len(self.groups) - 1)
-            arrays["g"] = self.f.select(ok, wanted, self.array(self.free.size))
+            place, requested = self.result(len(self.groups) - 1)
+            arrays["g"] = self.f.select(requested, place, self.array(self.free.size))
         self.call("vjp", self.samples, x=x, dy=dy, dx=dx, **arrays)
         for k, group in enumerate(group for group in self.groups if group.features):
             self._put(k, self.at(dx, group.start), (self.samples, group.size, self.n), (group.size, 1, 1))
 
     def _put(self, k: int, source: Value, *loops: tuple[int, int, int]) -> None:
-        """Fill a result if it is wanted."""
-        place, wanted = self.result(k)
-        self.f.when(wanted, lambda: self.copy(place, source, *loops))
+        """Fill a result if it is requested."""
+        place, requested = self.result(k)
+        self.f.when(requested, lambda: self.copy(place, source, *loops))
 
     def _any(self, numbers: Sequence[int], then: Callable[[], None]) -> None:
-        """Run `then` if one of these results is wanted."""
+        """Run `then` if one of these results is requested."""
         f = self.f
-        wanted = [self.result(k)[1] for k in numbers]
-        either = wanted[0]
-        for each in wanted[1:]:
+        requested = [self.result(k)[1] for k in numbers]
+        either = requested[0]
+        for each in requested[1:]:
             either = f.binary("or", either, each)
         f.when(either, then)
 
@@ -383,13 +383,13 @@ class _Body:
 
         self._any(range(len(parts)), compute)
         if self.free is not None:
-            size, (place, wanted) = self.free.size, self.result(len(parts))
+            size, (place, requested) = self.free.size, self.result(len(parts))
 
             def store(g: Value, s: Value, o: Value) -> None:
                 self.copy(self.at(place, f.add(f.mul(s, m), o)), g, (size, m * samples, 1))
 
             g = self.array(size)
-            f.when(wanted, lambda: self._rows(x, p, lambda s, o: g, store))
+            f.when(requested, lambda: self._rows(x, p, lambda s, o: g, store))
 
     def jac_adj(self) -> None:
         f, m, n, samples = self.f, self.m, self.n, self.samples
@@ -417,9 +417,9 @@ class _Body:
         self._any([(r + 1) * width - 1 for r in range(len(parts))], jacobian)
         if self.free is not None:
             k, size = len(parts), self.free.size
-            place, wanted = self.result((k + 1) * width - 1)
+            place, requested = self.result((k + 1) * width - 1)
             rows = lambda s, o: self.at(place, f.mul(f.add(f.mul(s, m), o), size))  # noqa: E731
-            f.when(wanted, lambda: self._rows(x, p, rows, lambda g, s, o: None))
+            f.when(requested, lambda: self._rows(x, p, rows, lambda g, s, o: None))
             self._any([*(r * width + k for r in range(k)), *(k * width + c for c in range(k + 1))], self._refuse)
 
     def _refuse(self) -> None:
@@ -443,10 +443,10 @@ class _Body:
             for r, row in enumerate(self.groups):
                 for c, column in enumerate(self.groups):
                     a, b = row.size, column.size
-                    place, wanted = self.result(r * width + c)
+                    place, requested = self.result(r * width + c)
                     block = self.at(H, column.start * n + row.start)
                     loops = (samples, a * b * m, n * n), (b, a * m, n), (a, m, 1)
-                    f.when(wanted, partial(self.copy, self.at(place, o), block, *loops))
+                    f.when(requested, partial(self.copy, self.at(place, o), block, *loops))
 
         f.loop(integer(0), integer(m), 1, of_output)
 

@@ -358,3 +358,19 @@ def test_lynx_hare(tmp_path, capsys, monkeypatch):
     np.testing.assert_allclose(np.array(starts, float), [[0.0, 0.6, 0.9]] * 4, atol=0.01)
     assert "without the network: mean squared error 0.0000 in 16 years, 0.0000" in text
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_cart_pole(tmp_path):
+    pytest.importorskip("casadi")
+    pytest.importorskip("matplotlib")
+    example = load("cart_pole")
+    net, p, error = example.learned(300, epochs=20, iterations=60)
+    assert error < 2
+    states, forces, stats = example.closed_loop(example.controller(net, p, max_iter=50), steps=3)
+    assert states.shape == (4, 4)
+    assert (abs(forces) <= example.MOST_FORCE + 1e-6).all()
+    np.testing.assert_array_equal(example.plant(states[1], forces[1]), states[2])
+    found = example.shares(stats)
+    assert 0 < found["functions"] < found["control step"]
+    example.draw(states, forces, str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

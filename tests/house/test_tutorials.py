@@ -10,7 +10,7 @@ import pytest
 matplotlib = pytest.importorskip("matplotlib", reason="tutorials draw")
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").rglob("*.py"))
-OPTIONAL = {"jax", "onnx", "onnxruntime", "optuna", "scipy", "sklearn", "torch"}
+OPTIONAL = {"casadi", "jax", "onnx", "onnxruntime", "optuna", "scipy", "sklearn", "torch"}
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ import pytest
 
 from chains import Chain, Dense, tanh
 from chains.callbacks import TensorBoard
-from chains.interop import as_jax, as_torch, from_onnx, from_torch, to_casadi, to_onnx, to_torch
+from chains.interop import as_jax, as_torch, from_onnx, from_torch, to_casadi, to_onnx, to_pyomo, to_torch
 
 NET = Chain(Dense(2, 3, tanh), Dense(3, 1))
 CALLS = {
@@ -18,6 +18,7 @@ CALLS = {
     "from_torch": ("torch", lambda: from_torch(None)),
     "to_casadi": ("casadi", lambda: to_casadi(NET, NET.init())),
     "to_onnx": ("onnx", lambda: to_onnx(NET, NET.init())),
+    "to_pyomo": ("pyomo", lambda: to_pyomo(NET, NET.init())),
     "to_torch": ("torch", lambda: to_torch(NET, NET.init())),
     "TensorBoard": ("tensorboardX", lambda: TensorBoard("logs").on_train_begin([])),
 }

@@ -1,0 +1,1 @@
+"""Networks in optimisers: calls from C, building, and a controller's closed loop."""
