@@ -85,6 +85,7 @@ from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty
 from chains.penalties import Penalty as Penalty
 from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
+from chains.sampling.laplace import Laplace as Laplace
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG

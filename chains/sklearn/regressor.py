@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.exceptions import NotFittedError
 from sklearn.metrics import r2_score
 from sklearn.utils import column_or_1d
+from sklearn.utils.validation import check_is_fitted
 
 from chains.expr import log, maximum
 from chains.losses import ElementwiseLoss, Loss, SquaredLoss, pinball, pinball_slope, poisson, poisson_slope
@@ -94,6 +96,8 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         Numbers of layers of units, of outputs and of features.
     out_activation_ : str
         "identity", or "exp" for "poisson".
+    conformity_scores_ : array, shape (n_calibration_samples, n_outputs)
+        After `conformalize`: the absolute errors, in ascending order.
 
     Examples
     --------
@@ -115,6 +119,8 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         t = t.reshape(len(t), -1)
         if self.loss == "poisson" and t.min() < 0:
             raise ValueError(f"`y` must not be negative with `loss` (='poisson'), got {t.min():g}")
+        if hasattr(self, "conformity_scores_"):
+            del self.conformity_scores_  # of the network as it was
         if first:
             self.n_outputs_ = t.shape[1]
         if t.shape[1] != self.n_outputs_:
@@ -141,6 +147,60 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         """The predictions, shape (n_samples,) or (n_samples, n_outputs), for samples `X` (n_samples, n_features)."""
         outputs = self._mean(self._outputs(X))
         return outputs.ravel() if self.n_outputs_ == 1 else outputs
+
+    def conformalize(self, X: Any, y: Any) -> ChainRegressor:
+        """Keep the errors of samples that `fit` has not seen, for `predict_interval`: split conformal prediction.
+
+        Parameters
+        ----------
+        X, y : arrays
+            As of `fit`: samples that are exchangeable with those to be predicted.
+
+        Returns
+        -------
+        self
+        """
+        targets = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        y = np.reshape(self.predict(X), (-1, self.n_outputs_))
+        if targets.shape != y.shape:
+            raise ValueError(f"`y` must have {len(y)} samples of {self.n_outputs_} outputs, got {targets.shape}")
+        errors = abs(targets - y)
+        if not np.isfinite(errors).all():
+            raise ValueError("`y` and the predictions for `X` must be finite")
+        self.conformity_scores_: np.ndarray = np.sort(errors, axis=0)
+        return self
+
+    def predict_interval(self, X: Any, confidence_level: float = 0.9) -> np.ndarray:
+        """Intervals around the predictions that contain a target with at least this probability.
+
+        The probability is over the calibration samples and the new one together, whatever the network and the distribution:
+        with n calibration samples it is between the level and ``level + 1 / (n + 1)``, if no two errors are equal. All
+        intervals of an output have the same width. Sources: Papadopoulos et al. 2002; Lei et al. 2018.
+
+        Parameters
+        ----------
+        X : array, shape (n_samples, n_features)
+            The samples.
+        confidence_level : float
+            The probability, for each output by itself, in (0, 1).
+
+        Returns
+        -------
+        array, shape (n_samples, 2) or (n_samples, n_outputs, 2)
+            The lower and the upper end. They are infinite where `conformalize` had too few samples for this level.
+        """
+        check_is_fitted(self)
+        check_number("confidence_level", confidence_level, "in (0, 1)")
+        if not hasattr(self, "conformity_scores_"):
+            raise NotFittedError(
+                "`predict_interval` needs errors of other samples than those of `fit`: call `conformalize` first"
+            )
+        scores = self.conformity_scores_
+        rank = math.ceil((len(scores) + 1) * confidence_level - 1e-9)  # 1e-9: 0.9 * 10 is 9
+        width = scores[rank - 1] if rank <= len(scores) else np.full(scores.shape[1], np.inf)
+        y = self.predict(X).reshape(-1, self.n_outputs_)
+        ends = np.stack([y - width, y + width], -1)
+        return ends[:, 0] if self.n_outputs_ == 1 else ends
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

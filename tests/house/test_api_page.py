@@ -42,6 +42,7 @@ def owners() -> dict[str, Any]:
         "layout": net.layout,
         "history": history,
         "draws": draws,
+        "laplace": chains.Laplace(net, p, x, x[:, :1] + 1.0),
         "state": chains.callbacks.TrainingState(net, p, 1, history),
         "objective": net.objective(x, x[:, :1], loss),
         "checkpoint": chains.Checkpoint("folder"),

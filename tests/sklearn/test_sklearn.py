@@ -608,3 +608,49 @@ def test_tags_say_which_targets_fit():
     assert not ChainRegressor().__sklearn_tags__().target_tags.positive_only
     assert ChainRegressor(loss="poisson").__sklearn_tags__().target_tags.positive_only
     assert not ChainClassifier(class_weight="balanced").__sklearn_tags__().classifier_tags.multi_label
+
+
+def test_intervals_contain_as_many_targets_as_they_say():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2))
+    model = ChainRegressor((4,), solver="lbfgs", max_iter=20, random_state=0).fit(x, np.sin(x[:, 0]))
+    n, level, rounds = 24, 0.9, 400
+    new = rng.normal(size=(rounds, n + 200, 2))
+    noise = rng.exponential(1.0, new.shape[:2]) * np.exp(new[..., 1])  # skewed, and of different widths
+    inside = []
+    for x, t in zip(new, np.sin(new[..., 0]) + noise, strict=True):
+        ends = model.conformalize(x[:n], t[:n]).predict_interval(x[n:], level)
+        inside.append(np.mean((ends[:, 0] <= t[n:]) & (t[n:] <= ends[:, 1])))
+    expected = 23 / 25  # of 24 errors the 23rd is above a new one with this probability: between level and level + 1 / 25
+    assert abs(np.mean(inside) - expected) < 3 * np.std(inside) / rounds**0.5
+    assert level <= expected <= level + 1 / (n + 1)
+
+
+def test_intervals_of_several_outputs():
+    rng = np.random.default_rng(0)
+    x, errors = rng.normal(size=(9, 2)), np.arange(9.0)[:, None] * [1.0, 10.0]
+    model = ChainRegressor((3,), solver="lbfgs", max_iter=3).fit(x, x)
+    y = model.predict(x)
+    assert model.conformalize(x, y - errors[::-1]) is model
+    ends = model.predict_interval(x, 0.9)  # of ten places the ninth: the largest error
+    np.testing.assert_allclose(ends, np.stack([y - errors[-1], y + errors[-1]], -1))
+    np.testing.assert_allclose(model.predict_interval(x, 0.5)[..., 1], y + errors[4])
+    assert np.isinf(model.predict_interval(x, 0.91)).all()
+
+
+def test_intervals_need_errors_of_the_present_network():
+    x = np.arange(12.0).reshape(6, 2)
+    model = ChainRegressor((3,), solver="lbfgs", max_iter=3)
+    with pytest.raises(NotFittedError):
+        model.conformalize(x, x[:, 0])
+    with pytest.raises(NotFittedError):
+        model.predict_interval(x)
+    model.fit(x, x[:, 0]).conformalize(x, x[:, 0])
+    with pytest.raises(ValueError, match=r"`confidence_level` \(=1.0\)"):
+        model.predict_interval(x, 1.0)
+    with pytest.raises(ValueError, match="`y` must have 6 samples of 1 outputs"):
+        model.conformalize(x, x)
+    with pytest.raises(ValueError, match="must be finite"):
+        model.conformalize(x, np.full(6, np.nan))
+    with pytest.raises(NotFittedError, match="call `conformalize` first"):
+        model.fit(x, x[:, 0]).predict_interval(x)

@@ -1,0 +1,224 @@
+"""Laplace's approximation: the posterior of the parameters as a normal distribution around a trained network.
+
+Its precision is the Gauss-Newton matrix of the log-likelihood plus that of the prior, ``sum J' L J + delta I``. J is the
+Jacobian of a sample's outputs by the parameters, L the Hessian of minus its log-likelihood by the outputs. The outputs of the
+linearised network are then normal too: no draws are needed. Sources: MacKay, "A practical Bayesian framework for
+backpropagation networks", 1992; Daxberger et al., "Laplace redux", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss, MSELoss, SquaredLoss
+from chains.network import checks
+from chains.network.network import check_net, network_of
+from chains.support import arguments
+from chains.support.checks import check_count, check_flags, check_number
+from chains.support.memory import on_host
+
+NUMBERS_AT_ONCE = 2**24  # of a Jacobian
+MAX_ROUNDS = 1000  # of MacKay's iteration
+
+
+class Laplace:
+    """The normal approximation of a posterior, at the parameters of a trained network.
+
+    The prior is normal, with mean 0 and the same precision for all parameters. With `SquaredLoss` or `MSELoss` the targets have
+    normal noise; `BCEWithLogitsLoss` and `CrossEntropyLoss` are likelihoods of classes. A `noise` or `prior_precision` that is
+    not given is chosen by the evidence, the marginal likelihood of the data.
+
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    p : array, shape (n_params,)
+        Its trained parameters, at the mode of the posterior; float64 is advised.
+    x, t : array, shapes (samples, *input_shape) and as the loss takes it
+        The data of training. Rows of probabilities for `CrossEntropyLoss` must sum to one.
+    loss : Loss
+        `SquaredLoss()`, `MSELoss()`, `BCEWithLogitsLoss()` or `CrossEntropyLoss()`.
+    parameters : str
+        A pattern of the names of uncertain parameters, "*" for all. "2.*" is the layer 2 alone, as in the last-layer Laplace
+        approximation. Frozen parameters are never among them.
+    noise : float, optional
+        The standard deviation of the noise of a target.
+    prior_precision : float, optional
+        One over the variance of a parameter.
+    state : array, optional
+        That of the network.
+
+    Attributes
+    ----------
+    noise, prior_precision : float
+        As given or chosen; the noise is 1 for classes, where it has no meaning.
+    log_evidence : float
+        The logarithm of the evidence. Compare networks by it.
+    effective_parameters : float
+        How many parameters the data determine: between 0 and the number of uncertain ones.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that do not fit.
+    """
+
+    def __init__(
+        self, net: Chain, p: Any, x: Any, t: Any, loss: Loss | None = None, *, parameters: str = "*",
+        noise: float | None = None, prior_precision: float | None = None, state: Any = None,
+    ) -> None:  # fmt: skip
+        check_net(net)
+        for name, value in (("noise", noise), ("prior_precision", prior_precision)):
+            if value is not None:
+                check_number(name, value, "in (0, inf)")
+        loss = SquaredLoss() if loss is None else loss
+        if type(loss) not in (SquaredLoss, MSELoss, BCEWithLogitsLoss, CrossEntropyLoss):
+            raise ValueError(f"`loss` (={loss!r}) must be SquaredLoss, MSELoss, BCEWithLogitsLoss or CrossEntropyLoss")
+        self._net, self._loss, self._state = net, loss, state
+        self._p = on_host(arguments.check_params(p, net.n_params))
+        uncertain = net.layout.names(parameters) - net.frozen
+        self._where = np.concatenate(
+            [np.empty(0, int), *(np.arange(e.start, e.stop) for e in net.layout if e.name in uncertain)]
+        )
+        if not self._where.size:
+            raise ValueError(f"`parameters` (={parameters!r}) must name a parameter that is not frozen")
+        data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
+        x, t = data["x"], data["t"]
+        self._is_normal = isinstance(loss, (SquaredLoss, MSELoss))
+        matrix = np.zeros((self._where.size, self._where.size))
+        for y, j in self._linearised(x):
+            rows = self._roots(y) @ j
+            matrix += np.einsum("bop,boq->pq", rows, rows, optimize=True)
+        eigenvalues, self._axes = np.linalg.eigh(matrix)
+        self._eigenvalues = np.maximum(eigenvalues, 0.0)
+        self._choose(x, t, noise, prior_precision)
+
+    def _linearised(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Outputs (batch, outputs) and their Jacobian by the uncertain parameters, for some samples at a time, in float64."""
+        count = max(1, NUMBERS_AT_ONCE // (self._net.n_params * math.prod(self._net.output_shape)))
+        for start in range(0, len(x), count):
+            part = x[start : start + count]
+            y = self._net(part, self._p, state=self._state).reshape(len(part), -1)
+            j = self._net.jacobian(self._p, part, state=self._state).reshape(*y.shape, -1)
+            yield y.astype(np.float64), j[..., self._where].astype(np.float64)
+
+    def _roots(self, y: np.ndarray) -> np.ndarray:
+        """Matrices R whose R'R is the Hessian of minus the log-likelihood by the outputs, for a noise of 1."""
+        if self._is_normal:
+            return np.eye(y.shape[1])
+        p = self._probabilities(y)
+        if isinstance(self._loss, BCEWithLogitsLoss):
+            return np.sqrt(p * (1.0 - p))[:, :, None] * np.eye(y.shape[1])
+        by_class = (len(y), -1, self._classes)
+        p = p.reshape(by_class)
+        blocks = np.sqrt(p)[..., None] * (np.eye(self._classes) - p[..., None, :])  # (batch, places, classes, classes)
+        places = blocks.shape[1]
+        return np.einsum("bkij,kl->bkilj", blocks, np.eye(places)).reshape(len(y), y.shape[1], y.shape[1])
+
+    @property
+    def _classes(self) -> int:
+        return int(self._net.output_shape[-1])
+
+    def _probabilities(self, y: np.ndarray) -> np.ndarray:
+        """Those of logits (batch, outputs)."""
+        if isinstance(self._loss, BCEWithLogitsLoss):
+            return 0.5 * (1.0 + np.tanh(0.5 * y))
+        logits = y.reshape(-1, self._classes)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        return (p / p.sum(1, keepdims=True)).reshape(y.shape)
+
+    def _choose(self, x: np.ndarray, t: np.ndarray, noise: float | None, prior_precision: float | None) -> None:
+        """Noise and prior precision at a maximum of the evidence, by MacKay's iteration, and the evidence there."""
+        theta = self._p[self._where].astype(np.float64)
+        size, squares = len(x) * math.prod(self._net.output_shape), float(theta @ theta)
+        value = self._net.loss(self._p, x, t, self._loss, state=self._state)
+        errors = value * (2.0 * len(x) if isinstance(self._loss, SquaredLoss) else size)  # of normal noise: the sum of squares
+        if self._is_normal and noise is None and errors == 0.0:
+            raise ValueError(
+                "`noise` (=None) must be given where a network meets all targets exactly: there is none to be seen"
+            )
+        if prior_precision is None and squares == 0.0:
+            raise ValueError("`prior_precision` (=None) must be given where all parameters are zero")
+        self.noise = noise or (math.sqrt(errors / size) if self._is_normal else 1.0)
+        self.prior_precision = prior_precision or 1.0
+        for _ in range(MAX_ROUNDS):
+            before = self.noise, self.prior_precision
+            effective = self.effective_parameters
+            if prior_precision is None:
+                self.prior_precision = max(effective, 1e-9) / squares
+            if noise is None and self._is_normal:
+                self.noise = math.sqrt(errors / max(size - effective, 1e-3 * size))
+            if np.allclose((self.noise, self.prior_precision), before, rtol=1e-10, atol=0.0):
+                break
+        if self._is_normal:
+            likelihood = -size * math.log(math.sqrt(2.0 * math.pi) * self.noise) - 0.5 * errors / self.noise**2
+        else:
+            likelihood = -value * (size // self._classes if isinstance(self._loss, CrossEntropyLoss) else size)
+        shares = np.log1p(self._eigenvalues / (self.noise**2 * self.prior_precision))
+        self.log_evidence = float(likelihood - 0.5 * (shares.sum() + self.prior_precision * squares))
+
+    @property
+    def effective_parameters(self) -> float:
+        """How many parameters the data determine."""
+        certain = self._eigenvalues / self.noise**2
+        return float((certain / (certain + self.prior_precision)).sum())
+
+    @property
+    def _variances(self) -> np.ndarray:
+        """Along the axes."""
+        return 1.0 / (self._eigenvalues / self.noise**2 + self.prior_precision)
+
+    def predict(self, x: Any, *, with_noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of the predictive distribution, by the network linearised at its parameters.
+
+        Parameters
+        ----------
+        x : array, shape (samples, *input_shape)
+            The inputs.
+        with_noise : bool
+            Whether the variance is that of a new target, or that of the output alone; for classes it is always that of the
+            logits.
+
+        Returns
+        -------
+        mean, variance : array, shape (samples, *output_shape), float64
+            For classes the mean is their probabilities, by MacKay's probit formula.
+        """
+        check_flags(with_noise=with_noise)
+        x = arguments.check_input(x, self._net.input_shape, ids=network_of(self._net).id_count)
+        shape = (len(x), *self._net.output_shape)
+        found = [(y, np.square(j @ self._axes) @ self._variances) for y, j in self._linearised(x)]
+        y, variance = (np.concatenate(part) for part in zip(*found, strict=True))
+        if not self._is_normal:
+            y = self._probabilities(y / np.sqrt(1.0 + (math.pi / 8.0) * variance))
+        elif with_noise:
+            variance = variance + self.noise**2
+        return y.reshape(shape), variance.reshape(shape)
+
+    def draw(self, n: int, *, seed: int = 0) -> np.ndarray:
+        """Parameters drawn from the approximation, shape (n, n_params): an ensemble, ``net(x, laplace.draw(100))``.
+
+        Parameters
+        ----------
+        n : int
+            How many.
+        seed : int
+            Decides them.
+        """
+        rng = np.random.default_rng(arguments.check_seed(seed))
+        z = rng.normal(size=(check_count("n", n), self._where.size))
+        draws = np.tile(self._p, (len(z), 1))
+        draws[:, self._where] += (z * np.sqrt(self._variances)) @ self._axes.T
+        return draws
+
+    def __repr__(self) -> str:
+        noise = f"noise {self.noise:.4g}, " if self._is_normal else ""
+        return (
+            f"<Laplace approximation of {self._where.size} parameters, {self.effective_parameters:.1f} of them determined by "
+            f"the data: {noise}prior precision {self.prior_precision:.4g}, log evidence {self.log_evidence:.6g}>"
+        )

@@ -1,0 +1,151 @@
+"""Laplace's approximation: exact for linear models, and PyTorch's derivatives in the formulas for others."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import chains
+from chains import BCEWithLogitsLoss, Chain, CrossEntropyLoss, Dense, L2Penalty, Laplace, MSELoss, SquaredLoss, tanh
+from tests.bad_input.support import assert_refused
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3))
+T = X @ [[1.0], [-0.5], [0.0]] + 0.3 + 0.2 * RNG.normal(size=(40, 1))
+LINE = Chain(Dense(3, 1))
+COLUMNS = np.column_stack([X, np.ones(40)])
+NET = Chain(Dense(3, 5, tanh), Dense(5, 2))
+P = 0.7 * NET.init(seed=1, dtype=np.float64)
+
+
+def posterior(noise, precision):
+    """Bayesian linear regression in closed form: mean and covariance of the weights."""
+    covariance = np.linalg.inv(COLUMNS.T @ COLUMNS / noise**2 + precision * np.eye(4))
+    return covariance @ COLUMNS.T @ T[:, 0] / noise**2, covariance
+
+
+@pytest.mark.parametrize("loss", [SquaredLoss(), MSELoss()])
+def test_linear_regression_is_exact(loss):
+    noise, precision = 0.25, 2.0
+    mean, covariance = posterior(noise, precision)
+    found = Laplace(LINE, mean, X, T, loss, noise=noise, prior_precision=precision)
+    new = RNG.normal(size=(6, 3))
+    columns = np.column_stack([new, np.ones(6)])
+    y, variance = found.predict(new)
+    np.testing.assert_allclose(y[:, 0], columns @ mean, rtol=1e-10)
+    np.testing.assert_allclose(variance[:, 0], noise**2 + np.einsum("bi,ij,bj->b", columns, covariance, columns), rtol=1e-10)
+    np.testing.assert_allclose(found.predict(new, with_noise=False)[1], variance - noise**2, rtol=1e-8)
+    marginal = noise**2 * np.eye(40) + COLUMNS @ COLUMNS.T / precision  # the covariance of all targets
+    _, log_det = np.linalg.slogdet(marginal)
+    evidence = -0.5 * (log_det + T[:, 0] @ np.linalg.solve(marginal, T[:, 0]) + 40 * math.log(2 * math.pi))
+    assert found.log_evidence == pytest.approx(evidence, rel=1e-10)
+    draws = found.draw(20000, seed=1)
+    np.testing.assert_allclose(draws.mean(0), mean, atol=0.01)
+    np.testing.assert_allclose(np.cov(draws.T), covariance, atol=0.05 * covariance.max())
+
+
+def test_noise_and_prior_precision_maximise_the_evidence():
+    mean, _ = posterior(0.2, 1.0)
+    best = Laplace(LINE, mean, X, T)
+    for noise, precision in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.02), (1.0, 0.98)):
+        other = Laplace(LINE, mean, X, T, noise=noise * best.noise, prior_precision=precision * best.prior_precision)
+        assert other.log_evidence < best.log_evidence
+    assert best.noise == pytest.approx(0.2, rel=0.2)
+    assert 3.0 < best.effective_parameters < 4.0
+    held = Laplace(LINE, mean, X, T, noise=0.5)
+    assert held.noise == 0.5
+    assert held.prior_precision == pytest.approx(held.effective_parameters / (mean @ mean))
+
+
+def torch_outputs(torch, p, x):
+    """The network NET in PyTorch."""
+    w1, b1, w2, b2 = torch.split(p, [15, 5, 10, 2])
+    return torch.tanh(x @ w1.reshape(3, 5) + b1) @ w2.reshape(5, 2) + b2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within PyTorch
+@pytest.mark.parametrize(("parameters", "columns"), [("*", slice(0, 32)), ("1.*", slice(20, 32)), ("1.bias", slice(30, 32))])
+@pytest.mark.parametrize("kind", ["squared", "binary", "classes"])
+def test_the_formulas_with_derivatives_of_pytorch(kind, parameters, columns):
+    torch = pytest.importorskip("torch")
+    q, x = torch.tensor(P), torch.tensor(X)
+    jacobian = torch.func.jacrev(lambda p: torch_outputs(torch, p, x))(q)[..., columns]
+    y = torch_outputs(torch, q, x)
+    labels = (X[:, 0] > 0).astype(int)
+    noise = 0.3 if kind == "squared" else 1.0
+    targets, loss, likelihood = {
+        "squared": (np.tile(T, 2), SquaredLoss(),
+                    lambda y, t: torch.distributions.Normal(y, noise).log_prob(t).sum()),
+        "binary": (np.stack([labels, 1 - labels], 1).astype(float), BCEWithLogitsLoss(),
+                   lambda y, t: torch.distributions.Bernoulli(logits=y).log_prob(t).sum()),
+        "classes": (labels, CrossEntropyLoss(), lambda y, t: torch.distributions.Categorical(logits=y).log_prob(t).sum()),
+    }[kind]  # fmt: skip
+    t = torch.tensor(targets)
+    second = torch.func.vmap(torch.func.hessian(lambda y, t: -likelihood(y, t)))(y, t)
+    matrix = torch.einsum("bop,boc,bcq->pq", jacobian, second, jacobian)
+    given = {"noise": noise} if kind == "squared" else {}
+    found = Laplace(NET, P, X, targets, loss, parameters=parameters, prior_precision=1.5, **given)
+    precision = matrix + 1.5 * torch.eye(len(matrix), dtype=torch.float64)
+    variance = torch.einsum("bop,pq,boq->bo", jacobian, torch.linalg.inv(precision), jacobian).numpy()
+    mean, found_variance = found.predict(X, with_noise=False)
+    np.testing.assert_allclose(found_variance, variance, rtol=1e-9)
+    shrunk = y / torch.sqrt(1.0 + math.pi / 8.0 * torch.tensor(variance))
+    wanted = {"squared": y, "binary": torch.sigmoid(shrunk), "classes": torch.softmax(shrunk, 1)}[kind]
+    np.testing.assert_allclose(mean, wanted.numpy(), rtol=1e-9)
+    evidence = likelihood(y, t) - 0.5 * (torch.logdet(precision) - len(matrix) * math.log(1.5) + 1.5 * (q[columns] ** 2).sum())
+    assert found.log_evidence == pytest.approx(float(evidence), rel=1e-10)
+    draws = found.draw(3, seed=2)
+    outside = np.ones(32, bool)
+    outside[columns] = False
+    assert np.array_equal(draws[:, outside], np.tile(P[outside], (3, 1)))
+    assert not np.isclose(draws[:, columns], P[columns]).any()
+
+
+def test_samples_are_taken_a_part_at_a_time(monkeypatch):
+    whole = Laplace(NET, P, X, np.tile(T, 2))
+    monkeypatch.setattr(chains.sampling.laplace, "NUMBERS_AT_ONCE", 7 * 64)
+    parts = Laplace(NET, P, X, np.tile(T, 2))
+    assert parts.log_evidence == pytest.approx(whole.log_evidence, rel=1e-10)
+    np.testing.assert_allclose(parts.predict(X)[1], whole.predict(X)[1], rtol=1e-9)
+
+
+def test_error_bars_grow_outside_the_data():
+    net = Chain(Dense(1, 8, tanh), Dense(8, 1))
+    x = np.concatenate([RNG.uniform(-2, -0.7, 30), RNG.uniform(0.7, 2, 30)])[:, None]
+    t = np.sin(2 * x) + 0.1 * RNG.normal(size=x.shape)
+    objective = net.objective(x, t, SquaredLoss(), L2Penalty(0.1**2 / len(x) / 2))
+    p = chains.minimize(objective, net.init(seed=0, dtype=np.float64), "BFGS", maxiter=500).x
+    found = Laplace(net, p, x, t)
+    assert found.noise == pytest.approx(0.1, rel=0.3)
+    spread = np.sqrt(found.predict([[0.0], [1.3], [4.0]], with_noise=False)[1][:, 0])
+    assert spread[0] > 2 * spread[1]
+    assert spread[2] > 4 * spread[1]
+    assert "Laplace approximation of 25 parameters" in str(found)
+
+
+def test_frozen_parameters_are_certain():
+    frozen = NET.with_frozen("0.*")
+    last = Laplace(NET, P, X, np.tile(T, 2), parameters="1.*", noise=0.2, prior_precision=1.0)
+    found = Laplace(frozen, P, X, np.tile(T, 2), noise=0.2, prior_precision=1.0)
+    np.testing.assert_allclose(found.predict(X)[1], last.predict(X)[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"loss": chains.L1Loss()}, "`loss` (=L1Loss()) must be"),
+    ({"noise": 0.0}, "`noise` (=0.0)"),
+    ({"prior_precision": -1.0}, "`prior_precision` (=-1.0)"),
+    ({"parameters": "2.*"}, "no parameter matches '2.*'"),
+    ({"t": np.zeros((40, 3))}, "targets"),
+    ({"p": P[:-1]}, "`p`"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(change, message):
+    given = {"p": P, "x": X, "t": np.tile(T, 2)} | change
+    assert_refused(lambda: Laplace(NET, **given), message)
+    with pytest.raises(ValueError, match="`noise` \\(=None\\) must be given"):
+        Laplace(NET, P, X, NET(X, P))
+    with pytest.raises(ValueError, match="`prior_precision` \\(=None\\) must be given"):
+        Laplace(NET, 0.0 * P, X, np.tile(T, 2))
+    with pytest.raises(ValueError, match="must name a parameter that is not frozen"):
+        Laplace(NET.with_frozen("1.*"), P, X, np.tile(T, 2), parameters="1.*")
