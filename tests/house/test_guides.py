@@ -21,8 +21,8 @@ DIALOGUES = ("models", "sequences")  # pages that show answers
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading, and with
 # later ones that use what it would have named.
 OPTIONAL = {
-    "casadi", "dask", "distributed", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "pyomo", "safetensors",
-    "sklearn", "tensorboardX", "torch", "wandb",
+    "casadi", "dask", "distributed", "jax", "joblib", "keras", "mlflow", "onnx", "onnxruntime", "optuna", "pyomo",
+    "safetensors", "sklearn", "tensorboardX", "torch", "wandb",
 }  # fmt: skip
 
 
