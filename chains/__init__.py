@@ -85,10 +85,12 @@ from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty
 from chains.penalties import Penalty as Penalty
 from chains.queueing.queue import Queue as Queue
 from chains.residuals.problem import ResidualProblem, Term
+from chains.residuals.weights import AdaptiveWeights as AdaptiveWeights
 from chains.sampling.laplace import Laplace as Laplace
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG
+from chains.solving.solve import solve as solve
 from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
 from chains.support.threads import set_num_threads as set_num_threads

@@ -38,6 +38,7 @@ FLOORS = [
     ["network"],
     ["chain"],
     ["training", "models", "exporting"],
+    ["solving"],
     ["callbacks", "queueing", "sampling", "testing"],
     ["files", "interop", "sklearn"],
     ["__main__"],

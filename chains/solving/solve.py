@@ -1,0 +1,330 @@
+"""A residual problem solved in one call: Adam, then a quasi-Newton method in rounds, with points and weights renewed between.
+
+A round is a function of the parameters, the matrix of the method, the weights and its number. These are what a checkpoint
+holds, so that a resumed run has the bits of one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chains.chain import Chain
+from chains.minimize.minimize import minimize
+from chains.optimizers import Adam, Optimizer
+from chains.residuals.problem import ResidualProblem
+from chains.residuals.weights import AdaptiveWeights
+from chains.support.arguments import check_seed, check_trained
+from chains.support.axes import new_axes
+from chains.support.checks import check_count, check_is, check_number, check_word
+from chains.support.messages import counted, shown
+from chains.support.progress import Progress
+from chains.training.history import History
+from chains.training.train import train
+
+ADAM_STRETCH = 100  # steps of Adam between two updates of weights
+FILE = "solve.npz"
+MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
+
+
+@dataclass
+class Solution:
+    """What `solve` found: the parameters `p`, and a history with one entry for Adam and one for each round."""
+
+    p: np.ndarray
+    problem: ResidualProblem  # at the last points, with the last weights
+    loss: list[float] = field(default_factory=list)  # at the end of each round, on its points with its weights
+    iterations: list[int] = field(default_factory=list)  # of the quasi-Newton method, up to there
+    seconds: list[float] = field(default_factory=list)
+    weights: list[dict[str, float]] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    stopped: str = ""  # why it ended before the last iteration, or empty
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the loss and the metrics over the iterations with matplotlib.
+
+        Parameters
+        ----------
+        ax : Axes, optional
+            Where to draw; by default on the axes of a new pyplot figure.
+
+        Returns
+        -------
+        Axes
+            What was drawn on.
+        """
+        ax = new_axes() if ax is None else ax
+        ax.semilogy(self.iterations, self.loss, label="loss")
+        for name, values in self.metrics.items():
+            ax.semilogy(self.iterations, values, label=name)
+        ax.set(xlabel="iteration")
+        ax.legend()
+        return ax
+
+    def __repr__(self) -> str:
+        columns = {"loss": self.loss, **self.metrics}
+        for name in self.weights[-1] if self.weights else ():
+            columns[name] = [each.get(name, 1.0) for each in self.weights]
+        lines = ["  ".join(["iterations", f"{'seconds':>9}", *(f"{name:>12}" for name in columns)])]
+        count = len(self.loss)
+        shown_rows = range(count) if count <= 12 else [*range(6), *range(count - 6, count)]
+        for k in shown_rows:
+            if count > 12 and k == count - 6:
+                lines.append("  ...")
+            numbers = [f"{values[k]:12.4g}" for values in columns.values()]
+            lines.append("  ".join([f"{self.iterations[k]:10}", f"{self.seconds[k]:9.1f}", *numbers]))
+        return "\n".join([*lines, *([f"stopped: {self.stopped}"] if self.stopped else [])])
+
+
+def solve(
+    net: Chain, p: np.ndarray, problem: ResidualProblem, *,
+    adam: int = 1000, optimizer: Optimizer | None = None, iterations: int = 5000, every: int = 500,
+    method: str = "SSBroyden", candidates: Any = None, k: float = 1.0, c: float = 1.0, weights: AdaptiveWeights | None = None,
+    metrics: dict[str, Callable[[np.ndarray], float]] | None = None, seed: int = 0, seconds: float | None = None,
+    progress: bool | None = None, checkpoint: str | os.PathLike[str] | None = None, resume: bool = False,
+) -> Solution:  # fmt: skip
+    """Solve a residual problem: Adam, then a quasi-Newton method on points that are drawn anew by the residual.
+
+    Parameters
+    ----------
+    net : Chain
+        The network.
+    p : array, shape (n_params,), float64
+        Where to begin; it is left as it is.
+    problem : ResidualProblem
+        The equations and conditions.
+    adam : int
+        Steps of `optimizer` at the start, each on all points.
+    optimizer : Optimizer, optional
+        By default ``Adam(1e-3)``.
+    iterations : int
+        Iterations of the quasi-Newton method, in rounds of `every`; its matrix is kept from round to round.
+    every : int
+        Iterations of a round, before which points are drawn and weights are updated.
+    method : str
+        "SSBroyden", "BFGS" or "L-BFGS".
+    candidates : function, array or sequence, optional
+        What points are drawn from, as `ResidualProblem.resampled` takes it, or a function of a seed that gives it, so that
+        each round has its own. None keeps the problem's points.
+    k, c : float
+        How points are drawn, see `ResidualProblem.resampled`.
+    weights : AdaptiveWeights, optional
+        Weights to update before each round, and every 100 steps of Adam. The object is updated in place.
+    metrics : dict of functions, optional
+        Functions of the parameters that give numbers, such as an error, recorded after Adam and after each round.
+    seed : int
+        Of the points: the same seed gives the same run.
+    seconds : float, optional
+        No round begins after so many seconds; a resumed run counts those before.
+    progress : bool, optional
+        Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
+    checkpoint : path, optional
+        A folder, in which a file is written after Adam and after each round.
+    resume : bool
+        Whether to continue, with identical bits, from the checkpoint in that folder, if there is one. All other arguments
+        must be as they were, but `iterations` and `seconds` may be larger.
+
+    Returns
+    -------
+    Solution
+        The parameters and the history. Ctrl-C ends it after an iteration: `p` is that of the last one, and ``stopped`` says so.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that make no sense, and for a checkpoint of other settings.
+    """
+    check_is("problem", problem, ResidualProblem, "a ResidualProblem")
+    if optimizer is None:
+        optimizer = Adam(1e-3)
+    check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
+    check_count("adam", adam, 0)
+    check_count("iterations", iterations, 0)
+    check_count("every", every)
+    check_word("method", method, "SSBroyden", "BFGS", "L-BFGS")
+    check_seed(seed)
+    if seconds is not None:
+        check_number("seconds", seconds, "in (0, inf)")
+    if weights is not None:
+        check_is("weights", weights, AdaptiveWeights, "an AdaptiveWeights")
+    if not all(map(callable, (metrics or {}).values())):
+        raise TypeError(f"`metrics` (={shown(metrics)}) must be functions of `p` by name")
+    if resume and checkpoint is None:
+        raise ValueError("`resume` needs `checkpoint`, the folder that the run before has written")
+    p = np.array(p, np.float64)
+    check_trained(p, net.n_params)
+    settings = [
+        repr(net), repr(problem.loss), problem.x, problem.t, p, repr(optimizer), adam, every, method, k, c, repr(weights), seed
+    ]  # fmt: skip
+    run = _Run(net, p, problem, weights, method, every, candidates, k, c, seed, metrics or {}, _digest(settings))
+    path = None if checkpoint is None else Path(checkpoint) / FILE
+    if path is not None and resume and path.exists():
+        run.load(path)
+    with Progress(progress, adam + iterations, "iteration") as bar:
+        run.go(adam, optimizer, iterations, seconds, bar, path)
+    return run.solution
+
+
+class _Run:
+    """The rounds of a run, and what each leaves to the next."""
+
+    def __init__(
+        self, net: Chain, p: np.ndarray, problem: ResidualProblem, weights: AdaptiveWeights | None, method: str, every: int,
+        candidates: Any, k: float, c: float, seed: int, metrics: dict[str, Callable[[np.ndarray], float]], digest: str,
+    ) -> None:  # fmt: skip
+        self.net, self.problem, self.weights, self.method, self.every = net, problem, weights, method, every
+        self.candidates, self.k, self.c, self.seed, self.metrics, self.digest = candidates, k, c, seed, metrics, digest
+        self.solution = Solution(p, problem)
+        self.solution.metrics = {name: [] for name in metrics}
+        self.matrix: np.ndarray | None = None
+        self.rounds = self.failed = self.done = 0
+        self.ended_adam = False
+        self.before = 0.0  # seconds of the runs before
+
+    def go(
+        self, adam: int, optimizer: Optimizer, iterations: int, seconds: float | None, bar: Progress, path: Path | None
+    ) -> None:
+        solution, begun = self.solution, time.perf_counter()
+
+        def clock() -> float:
+            return self.before + time.perf_counter() - begun
+
+        try:
+            if self.ended_adam:
+                bar.update(adam + self.done)
+            else:
+                loss = self._adam(adam, optimizer, bar)
+                self._record(loss, clock(), path)
+            while self.done < iterations and not solution.stopped:
+                if seconds is not None and clock() >= seconds:
+                    solution.stopped = f"{seconds:g} seconds are over"
+                    break
+                loss = self._round(min(self.every, iterations - self.done), bar)
+                self._record(loss, clock(), path)
+        except KeyboardInterrupt:
+            solution.stopped = f"interrupted after {counted(self.done, 'iteration')}"
+
+    def _adam(self, steps: int, optimizer: Optimizer, bar: Progress) -> float:
+        """Steps of Adam; returns the last loss, NaN without steps."""
+        history: History | None = None
+        solution, done = self.solution, 0
+        while done < steps:
+            stretch = steps - done if self.weights is None else min(ADAM_STRETCH, steps - done)
+            if self.weights is not None:
+                solution.problem = self.weights.update(self.net, solution.p, self.problem)
+
+            def count(state: Any) -> None:
+                bar.update()
+                if bar.due():
+                    bar.show({"loss": f"{state.history.loss[-1]:.3g}"})
+
+            at, callbacks = solution.problem, [count] if bar.begun else []
+            history = train(
+                self.net, solution.p, at.x, at.t, at.loss, optimizer, epochs=stretch, batch_size=None, shuffle=False,
+                progress=False, callbacks=callbacks, resume=history,
+            )  # fmt: skip
+            if history.stopped:
+                raise KeyboardInterrupt
+            done += stretch
+        self.ended_adam = True
+        return float("nan") if history is None else history.loss[-1]
+
+    def _round(self, iterations: int, bar: Progress) -> float:
+        """Iterations on points and with weights of their own; returns the last loss."""
+        solution = self.solution
+        self.rounds += 1
+        at = self.problem
+        if self.candidates is not None:
+            seed = int(np.random.SeedSequence([self.seed, self.rounds]).generate_state(1)[0])
+            pool = self.candidates(seed) if callable(self.candidates) else self.candidates
+            at = at.resampled(self.net, solution.p, pool, seed, k=self.k, c=self.c)
+        if self.weights is not None:
+            at = self.weights.update(self.net, solution.p, at)
+        solution.problem = at
+        objective = self.net.objective(at.x, at.t, at.loss)
+        latest, first = solution.p, self.done
+
+        def follow(p: np.ndarray) -> None:
+            nonlocal latest
+            latest = p
+            self.done += 1
+            bar.update()
+            if bar.due():
+                bar.show({"loss": f"{solution.loss[-1]:.3g}"} if solution.loss else {})
+
+        try:
+            found = minimize(
+                objective, solution.p, self.method, state=self.matrix, maxiter=iterations, gtol=0.0, ftol=0.0,
+                callback=follow, progress=False,
+            )  # fmt: skip
+        finally:
+            solution.p = latest
+        self.matrix = found.state
+        self.failed = 0 if self.done > first else self.failed + 1
+        renewed = self.candidates is not None or self.weights is not None
+        if self.failed >= (MAX_FAILED if renewed else 1):
+            solution.stopped = found.message
+        return found.fun
+
+    def _record(self, loss: float, seconds: float, path: Path | None) -> None:
+        solution = self.solution
+        numbers = {name: float(metric(solution.p)) for name, metric in self.metrics.items()}
+        solution.loss.append(loss)
+        solution.iterations.append(self.done)
+        solution.seconds.append(seconds)
+        solution.weights.append({} if self.weights is None else self.weights.numbers())
+        for name, number in numbers.items():
+            solution.metrics[name].append(number)
+        if path is not None:
+            self._save(path)
+
+    def _save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        s = self.solution
+        known = {
+            "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "loss": s.loss,
+            "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
+        }  # fmt: skip
+        arrays: dict[str, Any] = {"p": s.p, "x": s.problem.x, "t": s.problem.t}
+        if self.matrix is not None:
+            arrays["matrix"] = self.matrix
+        if self.weights is not None:
+            arrays |= {f"weights {name}": array for name, array in self.weights.state().items()}
+        new = path.with_suffix(".new")
+        with new.open("wb") as file:
+            np.savez(file, known=np.array(json.dumps(known)), **arrays)
+        new.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint. Raises ValueError for one of other settings."""
+        with np.load(path) as arrays:
+            known = json.loads(str(arrays["known"]))
+            if known.pop("digest") != self.digest:
+                raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
+            s, self.ended_adam = self.solution, True
+            self.rounds, self.failed, self.done = (known.pop(name) for name in ("rounds", "failed", "done"))
+            for name, values in known.items():
+                setattr(s, name, values)
+            s.p, s.problem = arrays["p"], copy.copy(self.problem)
+            s.problem.x, s.problem.t = arrays["x"], arrays["t"]
+            self.before = s.seconds[-1]
+            self.matrix = arrays.get("matrix")
+            if self.weights is not None:
+                own = {name[8:]: arrays[name] for name in arrays.files if name.startswith("weights ")}
+                self.weights.restore(own)
+
+
+def _digest(settings: list[Any]) -> str:
+    found = hashlib.sha256()
+    for each in settings:
+        found.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
+    return found.hexdigest()

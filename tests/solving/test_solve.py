@@ -1,0 +1,133 @@
+"""A residual problem solved in one call: accuracy, rounds that can be resumed, and interruptions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from chains import AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh
+from chains.expr import sin
+
+OPTIONS = {"adam": 150, "iterations": 90, "every": 30, "progress": False}
+
+
+def poisson(points=60):
+    """u'' = -pi^2 sin(pi x), u = 0 at both ends, and the error against sin(pi x)."""
+    net = Chain(Dense(1, 8, tanh), Dense(8, 1))
+    x = np.linspace(0.01, 0.99, points)[:, None]
+    problem = ResidualProblem(
+        ("x",), ("u",), [Term(lambda u, x: u.xx + np.pi**2 * sin(np.pi * x), x)], transform=lambda u, x: x * (1.0 - x) * u
+    )
+    grid = np.linspace(0.0, 1.0, 101)[:, None]
+
+    def error(p):
+        return float(abs(problem.evaluate(net, p, grid)["u"] - np.sin(np.pi * grid[:, 0])).max())
+
+    return net, net.init(seed=0, dtype=np.float64), problem, error
+
+
+def candidates(seed):
+    return np.random.default_rng(seed).uniform(0.0, 1.0, (300, 1))
+
+
+def run(**options):
+    net, p, problem, error = poisson()
+    given = {**OPTIONS, "candidates": candidates, "metrics": {"error": error}, "weights": AdaptiveWeights(), **options}
+    return solve(net, p, problem, **given)
+
+
+def test_it_solves():
+    net, p, problem, error = poisson()
+    before = p.copy()
+    found = solve(net, p, problem, **{**OPTIONS, "iterations": 400, "every": 100}, metrics={"error": error})
+    np.testing.assert_array_equal(p, before)
+    assert error(found.p) < 1e-4
+    assert found.metrics["error"][-1] == error(found.p)
+    assert found.loss[-1] < 1e-4 * found.loss[0]
+    assert found.seconds == sorted(found.seconds)
+
+
+@pytest.mark.parametrize("method", ["SSBroyden", "BFGS", "L-BFGS"])
+def test_a_resumed_run_has_the_same_bits(method, tmp_path):
+    whole = run(method=method)
+    run(method=method, iterations=60, checkpoint=tmp_path)
+    resumed = run(method=method, checkpoint=tmp_path, resume=True)
+    np.testing.assert_array_equal(resumed.p, whole.p)
+    assert (resumed.loss, resumed.iterations, resumed.weights) == (whole.loss, whole.iterations, whole.weights)
+    np.testing.assert_array_equal(resumed.problem.t, whole.problem.t)
+    with pytest.raises(ValueError, match="of a run with other settings"):
+        run(method=method, every=20, checkpoint=tmp_path, resume=True)
+
+
+def test_an_interrupted_run_has_what_is_best_so_far(tmp_path):
+    def stop(_):
+        stop.calls += 1
+        if stop.calls == 3:
+            raise KeyboardInterrupt
+        return 0.0
+
+    stop.calls = 0
+    found = run(metrics={"stop": stop}, checkpoint=tmp_path)
+    assert found.stopped == "interrupted after 60 iterations"
+    assert "stopped: interrupted" in repr(found)
+    resumed, whole = run(metrics={"stop": lambda _: 0.0}, checkpoint=tmp_path, resume=True), run()
+    np.testing.assert_array_equal(resumed.p, whole.p)
+
+
+def test_an_interruption_within_a_round():
+    """The parameters are those of the last iteration."""
+    net, p, problem, error = poisson()
+
+    class Interrupting(AdaptiveWeights):
+        def update(self, net, p, problem):
+            if self.rounds:
+                raise KeyboardInterrupt
+            self.rounds += 1
+            return super().update(net, p, problem)
+
+    weights = Interrupting()
+    weights.rounds = 0
+    found = solve(net, p, problem, **{**OPTIONS, "adam": 0}, weights=weights, metrics={"error": error})
+    assert found.stopped == "interrupted after 30 iterations"
+    assert found.metrics["error"][-1] == error(found.p)
+    assert error(found.p) < error(p)
+
+
+def test_it_ends_where_nothing_falls_any_more():
+    net, p, problem, _ = poisson(5)
+    found = solve(net, p, problem, adam=0, iterations=100_000, every=2000, progress=False)
+    assert found.iterations[-1] < 100_000
+    assert found.stopped
+    assert np.isnan(found.loss[0])
+
+
+def test_the_time_is_bounded_and_the_table_printed():
+    found = run(seconds=1e-9)
+    assert found.stopped == "1e-09 seconds are over"
+    assert found.iterations == [0]
+    lines = repr(run()).splitlines()
+    assert lines[0].split() == ["iterations", "seconds", "loss", "error", "mean", "number"]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "30", "60", "90"]
+
+
+def test_it_can_be_drawn():
+    pytest.importorskip("matplotlib").use("Agg")
+    axes = run().plot()
+    assert [line.get_label() for line in axes.lines] == ["loss", "error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "LM"}, "`method`"),
+        ({"every": 0}, "`every`"),
+        ({"resume": True}, "`resume` needs `checkpoint`"),
+        ({"weights": 3}, "`weights`"),
+        ({"metrics": {"error": 3}}, "`metrics`"),
+        ({"seconds": 0.0}, "`seconds`"),
+        ({"optimizer": "adam"}, "`optimizer`"),
+    ],
+)
+def test_arguments_that_make_no_sense(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        run(**options)
