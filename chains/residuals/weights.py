@@ -18,8 +18,9 @@ class AdaptiveWeights:
     """Weights that a residual problem gets anew now and then; `update` makes the problem that has them.
 
     A point's weight is the square of a number that follows the size of its residual,
-    ``decay * number + rate * abs(r) / max(abs(r))``, with the maximum over the points of its term. The weights of a term have
-    the mean 1, so that the loss keeps its scale. At other points the numbers begin again, at the average that they tend to.
+    ``decay * number + rate * (floor + (1 - floor) * abs(r) / max(abs(r)))``, with the maximum over the points of its term. The
+    weights of a term have the mean 1, so that the loss keeps its scale. At other points the numbers begin again, where they
+    would be if residuals had always been as they are.
     A term's factor is the mean of the norms of all terms' gradients, divided by the norm of its own; it moves by a tenth.
 
     Source: Anagnostopoulos, Toscano, Stergiopulos and Karniadakis, "Residual-based attention in physics-informed neural
@@ -38,7 +39,7 @@ class AdaptiveWeights:
     rate : float
         How much an update adds where the residual is largest.
     floor : float
-        The least number of a point, as a part of ``rate / (1 - decay)``, the most that there can be.
+        The number that a point without a residual tends to, as a part of that where the residual is largest.
 
     Raises
     ------
@@ -47,7 +48,7 @@ class AdaptiveWeights:
     """
 
     def __init__(
-        self, *, points: bool = True, terms: bool = False, decay: float = 0.9, rate: float = 0.1, floor: float = 0.1
+        self, *, points: bool = True, terms: bool = False, decay: float = 0.9, rate: float = 0.1, floor: float = 0.5
     ) -> None:
         check_flags(points=points, terms=terms)
         check_number("decay", decay, "in [0, 1)")
@@ -98,9 +99,8 @@ class AdaptiveWeights:
         known = numbers is not None and self._at is not None and np.array_equal(self._at, problem.x)
         found = np.empty(len(sizes))
         for rows in _rows(problem):
-            share = sizes[rows] / (sizes[rows].max() or 1.0)
-            new = self.decay * numbers[rows] + self.rate * share if known and numbers is not None else most * share
-            found[rows] = np.maximum(new, self.floor * most)
+            share = self.floor + (1.0 - self.floor) * sizes[rows] / (sizes[rows].max() or 1.0)
+            found[rows] = self.decay * numbers[rows] + self.rate * share if known and numbers is not None else most * share
             squares = found[rows] ** 2
             weights[rows] = squares / (squares.mean() or 1.0)
         self._numbers, self._at = found, problem.x

@@ -30,9 +30,8 @@ def test_points_weigh_by_their_residuals():
         r = sizes(net, p, problem)
         found = weights.update(net, p, problem)
         for k, own in enumerate(rows):
-            share = r[own] / r[own].max()
-            new = 0.8 * numbers[own] + 0.3 * share if update else 0.3 / 0.2 * share
-            numbers[own] = np.maximum(new, 0.05 * 0.3 / 0.2)
+            share = 0.05 + 0.95 * r[own] / r[own].max()
+            numbers[own] = 0.8 * numbers[own] + 0.3 * share if update else 0.3 / 0.2 * share
             wanted = numbers[own] ** 2 / (numbers[own] ** 2).mean()
             np.testing.assert_allclose(found.t[own, k], problem.t[own, k] * wanted, rtol=1e-9)
             np.testing.assert_allclose(found.t[own].mean(0), problem.t[own].mean(0), rtol=1e-12)
@@ -98,4 +97,4 @@ def test_bad_settings():
     net, p, problem = pinn()
     with pytest.raises(ValueError, match="the residual is nan at point 0"):
         AdaptiveWeights().update(net, p * np.nan, problem)
-    assert repr(AdaptiveWeights(terms=True)) == "AdaptiveWeights(points=True, terms=True, decay=0.9, rate=0.1, floor=0.1)"
+    assert repr(AdaptiveWeights(terms=True)) == "AdaptiveWeights(points=True, terms=True, decay=0.9, rate=0.1, floor=0.5)"
