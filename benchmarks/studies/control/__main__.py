@@ -61,7 +61,7 @@ def compared(net: Chain, folder: Path, driver: Path, names: list[str], seconds: 
         print(f"{name:12}{cells}{building:>14.3g}", flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--contestants", nargs="+", default=list(CONTESTANTS), choices=list(CONTESTANTS))
     parser.add_argument("--widths", nargs="*", type=int, default=[16, 64, 128])
@@ -79,3 +79,7 @@ if __name__ == "__main__":
         subprocess.run(["gcc", "-O2", HERE / "calls.c", "-ldl", "-lm", "-o", driver], check=True)
         for net in networks:
             compared(net, Path(name), driver, given.contestants, given.seconds, given.limit)
+
+
+if __name__ == "__main__":
+    main()
