@@ -75,6 +75,7 @@ PAGES = {
     "benchmarks": ROOT / "benchmarks" / "README.md",
 }
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
+PICTURE = re.compile(r"!\[[^]]*\]\(auto_tutorials/[^)]*\)")  # made by the gallery, which `-D plot_gallery=False` leaves out
 
 
 def read_page(app: Sphinx, page: str, source: list[str]) -> None:
@@ -86,9 +87,13 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
     def place(link: re.Match[str]) -> str:
         target = (file.parent / link[0]).resolve()
+        if target.suffix == ".py" and ROOT / "docs" / "tutorials" in target.parents:
+            target = ROOT / "docs" / "auto_tutorials" / target.relative_to(ROOT / "docs" / "tutorials").with_suffix(".rst")
         pages = [ROOT / "docs" / f"{name}.md" for name, path in PAGES.items() if path == target]
         return relpath(pages[0] if pages else target, (ROOT / "docs" / page).parent)
 
+    if str(app.config.plot_gallery) == "False":
+        source[0] = PICTURE.sub("", source[0])
     if file.exists():
         source[0] = LINK.sub(place, source[0])
 

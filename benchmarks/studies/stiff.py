@@ -1,4 +1,4 @@
-"""Implicit and explicit methods on a stiff and on a mild equation (docs/models.md): ``python -m benchmarks.studies.stiff``.
+"""Implicit and explicit methods on a stiff and on a mild equation (docs/stiff.md): ``python -m benchmarks.studies.stiff``.
 
 One trajectory, float64, native; the shortest of some calls, in microseconds, and how many steps are taken.
 """
