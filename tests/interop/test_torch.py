@@ -213,3 +213,10 @@ def test_as_torch_is_as_net():
     assert (0.5 * y**2).sum(1).mean().item() == pytest.approx(value, rel=1e-6)
     with pytest.raises(ValueError, match="`p` must have shape"):
         as_torch(net, p[:-1])
+
+
+def test_parameters_with_bounds_have_their_values():
+    net = Chain(Dense(3, 2, tanh, weight_init=0.3, weight_bounds=(0.0, 1.0)))
+    p, x = np.random.default_rng(0).normal(size=net.n_params), np.random.default_rng(1).normal(size=(5, 3))
+    module = to_torch(net, p)
+    np.testing.assert_allclose(module(torch.from_numpy(x)).detach().numpy(), net(x, p), rtol=1e-12)
