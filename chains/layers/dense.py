@@ -37,6 +37,8 @@ class Dense(Layer):
         For settings that are not valid, by name.
     """
 
+    weight_bounds: tuple[float | None, float | None] | None = None  # pickles of before have none
+
     def __init__(
         self, inputs: int, outputs: int, activation: Activation | str = identity, *, bias: bool = True,
         weight_init: InitializerLike = "glorot_normal", bias_init: InitializerLike = "zeros",
