@@ -46,6 +46,9 @@ class AutoBackend(Backend):
     def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix | None:
         return None if self._native is None else self._native.symmetric_matrix(matrix)
 
+    def matrix_shape(self, n: int) -> tuple[int, int] | None:
+        return None if self._native is None else self._native.matrix_shape(n)
+
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         return self.choose(program).bind(program, batch, arrays, scratch)
 

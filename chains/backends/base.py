@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -226,6 +226,20 @@ class Backend(ABC):
         each member too, or one row for all. The rows of arrays that the program updates are updated.
         """
         return OneByOne(self, program, batch, arrays, sources, orders, own)
+
+    def fits(
+        self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays, p: np.ndarray, low: np.ndarray,
+        high: np.ndarray, settings: dict[str, float],
+    ) -> Any:  # fmt: skip
+        """Descents by Levenberg-Marquardt from the rows of `p` (see `chains.minimize.rows`); None where there is no such code.
+
+        The programs are those of `matrix_shape`. Arrays that are `own` have a row for each member.
+        """
+        return None
+
+    def matrix_shape(self, n: int) -> tuple[int, int] | None:
+        """The rows and the row length of the matrix that the program of a model fills for `fits`; None where there are none."""
+        return None
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         """Data sets for `feed`, in the memory that its steps reach fastest."""

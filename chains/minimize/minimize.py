@@ -128,7 +128,7 @@ def minimize(
     fits: CompiledFits | None = None
     rows = p if by_rows else p[None]
     if method == "LM" and rows.size and hasattr(function, "compiled_fits"):
-        fits = function.compiled_fits(rows, _rows_of(box, rows) if box else None, gtol, ftol)
+        fits = function.compiled_fits(rows, *_rows_of(box, rows), gtol, ftol)
     total, unit = (len(p), "fit") if by_rows else (maxiter if limited else None, "iteration")
     with Progress(progress, total, unit, delay=BAR_DELAY_SECONDS) as bar:
         if fits is not None:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from chains.losses import Loss
+from chains.minimize.rows import CompiledFits
 from chains.network import ensembles
+from chains.network.fits import compiled_fits
 from chains.network.network import Network, network_of
 from chains.network.objective import Objective, objective
 from chains.penalties import Penalty
 from chains.support.arrays import as_array
-from chains.support.memory import memory_of
+from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted
 
 
@@ -90,6 +92,14 @@ class EnsembleObjective:
         for k, row in enumerate(p):
             values[k], g[k] = self.member(k)(row)
         return values, g
+
+    def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
+        """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`; None where there is none."""
+        if any(memory_of(array) is not HOST for array in self._data.arrays.values()):
+            return None
+        first = self.member(0)
+        data = {**first.state, **self._data.arrays}
+        return compiled_fits(first.second_order, data, self._data.own, p, low, high, gtol, ftol)
 
     def value(self, p: Any) -> np.ndarray:
         """The values alone, shape (members,).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
@@ -14,13 +14,15 @@ import numpy as np
 
 from chains.backends import Binding, Executable
 from chains.backends.executable import decline
-from chains.losses import Loss, MSELoss, SquaredLoss
+from chains.losses import Loss
 from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
-from chains.network import calls, derivatives, executables
-from chains.network.network import Network, network_of
+from chains.minimize.rows import CompiledFits
+from chains.network import executables
+from chains.network.fits import compiled_fits
+from chains.network.network import network_of
+from chains.network.second_order import SecondOrder
 from chains.penalties import Penalty
-from chains.residuals.loss import ResidualLoss
 from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
 from chains.support.checks import check_flags
@@ -28,7 +30,6 @@ from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import counted
 from chains.support.progress import Progress
 
-BLOCK_BYTES = 32 << 20  # the size of the blocks of a Jacobian J for J'J
 FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost more calls, larger ones end higher
 
 
@@ -226,7 +227,7 @@ class Objective:
         p, v : array, shape (n_params,)
             The parameters and the vector.
         """
-        return self._second_order.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
+        return self.second_order.hessian_product(self._vector("p", p), self._data, self._vector("v", v))
 
     def residuals(self, p: Any) -> np.ndarray:
         """The residuals for `scipy.optimize.least_squares`: half the sum of their squares is the value.
@@ -247,7 +248,7 @@ class Objective:
         ValueError
             Unless the loss is a mean of squares, without a penalty or negative weights.
         """
-        return self._second_order.residuals(self._vector("p", p), self._data)
+        return self.second_order.residuals(self._vector("p", p), self._data)
 
     def jacobian(self, p: Any) -> np.ndarray:
         """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as `residuals` does.
@@ -257,7 +258,7 @@ class Objective:
         p : array, shape (n_params,)
             The parameters.
         """
-        return self._second_order.jacobian(self._vector("p", p), self._data)
+        return self.second_order.jacobian(self._vector("p", p), self._data)
 
     def normal_equations(self, p: Any) -> tuple[float, np.ndarray, np.ndarray]:
         """The value r'r / 2, J'r and J'J for the residuals r and their Jacobian J, computed in blocks of samples.
@@ -267,10 +268,22 @@ class Objective:
         p : array, shape (n_params,)
             The parameters.
         """
-        return self._second_order.normal_equations(self._vector("p", p), self._data)
+        return self.second_order.normal_equations(self._vector("p", p), self._data)
+
+    def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
+        """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None where there is none."""
+        if self._place is not HOST:
+            return None
+        return compiled_fits(self.second_order, self._data, (), p, low, high, gtol, ftol)
 
     @property
-    def _second_order(self) -> SecondOrder:
+    def state(self) -> dict[str, Any]:
+        """The network's state by its name, if there is one."""
+        return {name: self._data[name] for name in ("state",) if name in self._data}
+
+    @property
+    def second_order(self) -> SecondOrder:
+        """The residuals and their derivatives. Raises TypeError for an objective that has none."""
         if self._second is None:
             raise TypeError("an objective with `comm` has values and gradients, but no residuals and no second derivatives")
         if "lengths" in self._data:
@@ -356,98 +369,6 @@ class MappedFile:
     def open(self) -> np.memmap:
         """The array."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
-
-
-@dataclass(frozen=True)
-class SecondOrder:
-    """Products with the Hessian matrix and, for sums of squares, residuals. The data of a call are float64, by buffer name."""
-
-    network: Network
-    loss: Loss
-    penalty: Penalty | None
-
-    def hessian_product(self, p: np.ndarray, data: Mapping[str, Any], v: np.ndarray) -> np.ndarray:
-        weights, state = data.get("weights"), data.get("state")
-        return derivatives.hessian_product(
-            self.network, p, data["x"], data["t"], self.loss, v, weights, self.penalty, state, None
-        )
-
-    def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
-        factors, every = self._factors(data), slice(0, len(data["x"]))
-        if isinstance(self.loss, ResidualLoss):
-            given = data["x"], data["t"], self.loss, data.get("state")
-            r = derivatives.residuals(self.network, p, *given, with_jacobian=False)["r"].ravel()
-        else:
-            r = self._differences(p, data, every).ravel()
-        _weigh(r, factors)
-        return r
-
-    def jacobian(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
-        return self._linearised(p, data, slice(0, len(data["x"])), self._factors(data))[1]
-
-    def normal_equations(self, p: np.ndarray, data: Mapping[str, Any]) -> tuple[float, np.ndarray, np.ndarray]:
-        factors = self._factors(data)
-        value, g, matrix = 0.0, np.zeros(len(p)), None
-        for part in self._blocks(data):
-            r, j = self._linearised(p, data, part, factors)
-            value += 0.5 * float(r @ r)
-            g += r @ j
-            matrix = j.T @ j if matrix is None else matrix + j.T @ j
-        return value, g, np.zeros((len(p), len(p))) if matrix is None else matrix
-
-    @property
-    def _per_sample(self) -> int:
-        """Residuals of a sample."""
-        return self.loss.equations if isinstance(self.loss, ResidualLoss) else math.prod(self.network.output_shape)
-
-    def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
-        samples = len(data["x"])
-        size = max(1, BLOCK_BYTES // (8 * self.network.n_params * self._per_sample))
-        for start in range(0, samples, size):
-            yield slice(start, min(samples, start + size))
-
-    def _linearised(
-        self, p: np.ndarray, data: Mapping[str, Any], part: slice, factors: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The residuals of some samples, and their Jacobian."""
-        own, state = factors[part.start * self._per_sample : part.stop * self._per_sample], data.get("state")
-        x, t = data["x"][part], data["t"][part]
-        if isinstance(self.loss, ResidualLoss):
-            found = derivatives.residuals(self.network, p, x, t, self.loss, state, with_jacobian=True)
-            r, j = found["r"], found["j"]
-        else:
-            r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
-        r, j = r.ravel(), j.reshape(-1, len(p))
-        _weigh(r, own)
-        _weigh(j, own[:, None])
-        return r, j
-
-    def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
-        y = calls.forward(self.network, data["x"][part], p, None, data.get("state"), "eval", 0, None)
-        return y - data["t"][part].reshape(-1, *self.network.output_shape)
-
-    def _factors(self, data: Mapping[str, Any]) -> np.ndarray:
-        """The factors of the residuals that make half the sum of their squares the loss."""
-        if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
-            beside = "" if self.penalty is None else f" with {self.penalty!r}"
-            raise ValueError(
-                "residuals are those of SquaredLoss, MSELoss or a ResidualProblem's loss without a penalty, not of "
-                f"{self.loss!r}{beside}"
-            )
-        samples, size = len(data["x"]), self._per_sample
-        factor = {SquaredLoss: 1.0 / samples, MSELoss: 2.0 / (samples * size), ResidualLoss: 2.0 / samples}[type(self.loss)]
-        weights = data.get("weights")
-        if weights is None:
-            return np.full(samples * size, math.sqrt(factor))
-        if weights.min() < 0.0:
-            raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
-        return np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
-
-
-def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
-    """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
-    np.copyto(numbers, 0.0, where=factors == 0.0)
-    numbers *= factors
 
 
 class FiniteFunction:

@@ -15,15 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
+from chains.losses import Loss
 from chains.network.network import Network
 from chains.network.record import Criterion, _begin, _node, _record_gradient, _zero_frozen, record_from_series
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.residuals.loss import ResidualLoss
+
+BLOCK_ROWS = 24  # of J'J that one product fills
 
 
 def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
@@ -128,6 +132,77 @@ def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dty
         else:
             PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
     return ops.finish()
+
+
+def sum_of_squares(
+    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None
+) -> Program:
+    """value = r'r / 2 for the residuals r times `factors`, (batch, residuals). With `matrix`, also g = J'r and J'J. Pure.
+
+    `matrix` is the shape of the array for J'J, of which the blocks on and above the diagonal are filled.
+    """
+    ops, p, x = _begin("sum of squares", network, dtype, training=False)
+    size, output = network.layout.size, network.declaration.output_shape
+    count = loss.equations if isinstance(loss, ResidualLoss) else math.prod(output)
+    t = ops.external("t", target, role="input", batched=True)
+    factors = ops.external("factors", (count,), role="input", batched=True)
+    r, j = ops.scratch("residuals", (count,)), ops.scratch("Jacobian", (count, size))
+    if isinstance(loss, ResidualLoss):
+        raw = ops.scratch("unweighted", (count,))
+        for number in range(count):
+            before = ops.pop_operations()
+            g = ops.scratch("gradient", (size,), batched=False)
+            y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
+            dx = ops.scratch("dx", network.declaration.input)
+            fill = partial(loss.record_equation, ops, number, x, t=t, residual=raw.index(-1, number))
+            record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
+            _zero_frozen(ops, network, g)
+            recorded, ops.operations = ops.pop_operations(), before
+            if matrix is None:
+                ops.operations += recorded
+            else:
+                PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
+        ops.map(r, _weighed, raw, factors)
+        if matrix is not None:
+            ops.map(j, _weighed, j, factors.expand(-1))
+    else:
+        y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
+        g = ops.scratch("gradient", (size,), batched=False)
+        node = _node(ops, network, p, g)
+        node.forward(ops, x, y)
+        forward = list(ops.operations)
+        kept = {view.buffer for operation in forward for view in operation.outs}
+        ops.map(
+            r, lambda y, t, factor: where(factor == 0.0, 0.0, (y - t) * factor), y.reshape(count), t.reshape(count), factors
+        )
+        for number in range(count if matrix is not None else 0):
+            recorded = ops.pop_operations()
+            dy = ops.scratch("dy", output)
+            if count > 1:
+                ops.fill(dy, 0.0)
+            ops.copy(dy.reshape(count).index(1, number), factors.index(1, number))
+            node.pullback(ops, x, y, dy, dx)
+            _zero_frozen(ops, network, g)
+            pullback, ops.operations = ops.pop_operations(), recorded
+            PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
+            if number + 1 < count and any(view.buffer in kept for operation in pullback for view in operation.outs):
+                ops.operations += forward  # this pullback has overwritten arrays of the forward pass
+    squares = ops.scratch("squares", (count,))
+    ops.map(squares, lambda r: 0.5 * r * r, r)
+    ops.sum(ops.external("value", (), role="output"), squares)
+    if matrix is not None:
+        by_residual = j.rows
+        ops.matmul(ops.external("g", (size,), role="output").expand(0), r.reshape(count, 1).rows.T, by_residual)
+        normal = ops.external("matrix", matrix, role="output")
+        for start in range(0, size, BLOCK_ROWS):
+            stop = min(size, start + BLOCK_ROWS)
+            block = normal.slice(0, start, stop).slice(1, start, size)
+            ops.matmul(block, by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
+    return ops.finish()
+
+
+def _weighed(x: Any, factor: Any) -> Any:
+    return where(factor == 0.0, 0.0, x * factor)
 
 
 def jacobian(network: Network, cotangents: int, dtype: Any) -> Program:

@@ -74,6 +74,7 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
+    "objective": "compiled_fits second_order state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
     "net": "advice short_repr declare fixed_input forward pullback may_fail",
     "layout": "count index what",

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from chains import Chain, Dense, MSELoss, SquaredLoss, minimize, tanh
+from chains.minimize import rows
+from chains.residuals.problem import ResidualProblem, Term
 
 METHODS = ["LM", "BFGS", "SSBroyden", "L-BFGS"]
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -145,3 +147,86 @@ def test_a_bounded_bowl(method):
     )
     np.testing.assert_allclose(found.x, [1.0, 2.0, 2.0], atol=1e-5)
     assert found.success
+
+
+# In machine code
+
+
+def reference(objective):
+    """The same objective without machine code."""
+    objective.compiled_fits = lambda *_: None
+    return objective
+
+
+@pytest.mark.parametrize("bounds", [None, (-1.0, 1.2)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_machine_code_is_numpys_method(outputs, weighted, bounds):
+    """The same decisions, and the same points to rounding."""
+    net, rng = Chain(Dense(2, 5, tanh), Dense(5, outputs)), np.random.default_rng(0)
+    x = rng.uniform(-2.0, 2.0, (100, 2))
+    t = np.concatenate([np.sin(x[:, :1]), x[:, 1:] ** 2, x[:, :1] * x[:, 1:]], 1)[:, :outputs]
+    weights = rng.integers(0, 3, 100).astype(float) if weighted else None
+    if weighted:
+        t[weights == 0.0] = np.nan
+    start = net.init(seed=0, dtype=np.float64)
+    makers = (lambda: net.objective(x, t, MSELoss(), weights=weights)), (lambda: net.objective(x, t, SquaredLoss()))
+    for make in makers[: 1 if weighted else 2]:
+        for steps in (0, 1, 4):
+            options = {"maxiter": steps, "gtol": 0.0, "bounds": bounds}
+            found = minimize(make(), start, "LM", **options)
+            wanted = minimize(reference(make()), start, "LM", **options)
+            assert (found.nit, found.nfev, found.message, found.success) == (
+                wanted.nit, wanted.nfev, wanted.message, wanted.success,
+            )  # fmt: skip
+            np.testing.assert_allclose(found.x, wanted.x, rtol=1e-4, atol=1e-4)
+            assert found.fun == pytest.approx(wanted.fun, rel=1e-5)
+            np.testing.assert_allclose(found.jac, wanted.jac, rtol=1e-3, atol=1e-5)
+
+
+def test_residual_problems_in_machine_code():
+    points = np.linspace(0.0, 1.0, 30)[:, None]
+    terms = [Term(lambda u: u.xx + u, points), Term(lambda u: u - 1.0, np.zeros((1, 1)), weight=3.0)]
+    problem = ResidualProblem(("x",), ("u",), terms)
+    net = Chain(Dense(1, 3, tanh), Dense(3, 1))
+    start = net.init(seed=0, dtype=np.float64)
+    for steps, tolerance in ((0, 1e-12), (1, 1e-2)):
+        objectives = [net.objective(problem.x, problem.t, problem.loss) for _ in range(2)]
+        options = {"maxiter": steps, "gtol": 0.0}
+        found, wanted = (minimize(each, start, "LM", **options) for each in (objectives[0], reference(objectives[1])))
+        assert found.nfev == wanted.nfev
+        assert found.fun == pytest.approx(wanted.fun, rel=tolerance)
+        if not steps:
+            np.testing.assert_allclose(found.jac, wanted.jac, rtol=1e-10, atol=1e-12)
+
+
+def test_frozen_parameters_stay():
+    net, x, t, starts = problem()
+    found = minimize(net.with_frozen("0.*").objective(x, t, SquaredLoss()), starts, "LM", maxiter=5)
+    np.testing.assert_array_equal(found.x[:, :12], starts[:, :12])
+    assert (found.x[:, 12:] != starts[:, 12:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 31, 64])
+def test_equations_of_every_size(n):
+    """A linear fit is done in one step, at the solution of its normal equations."""
+    rng = np.random.default_rng(n)
+    net = Chain(Dense(n, 1, bias=False))
+    x = rng.normal(size=(3 * n + 5, n))
+    t = x @ rng.normal(size=(n, 1)) + 0.1 * rng.normal(size=(len(x), 1))
+    found = minimize(net.objective(x, t, SquaredLoss()), 10.0 * np.ones(n), "LM", gtol=1e-10)
+    np.testing.assert_allclose(found.x, np.linalg.lstsq(x, t, rcond=None)[0].ravel(), rtol=1e-9, atol=1e-9)
+
+
+def test_long_runs_are_those_of_several_calls(monkeypatch):
+    """Calls of a few iterations go on with the same bits."""
+    net, x, t, starts = problem()
+    objective = net.objective(x, t, SquaredLoss())
+    wanted = minimize(objective, starts, "LM", maxiter=30)
+    monkeypatch.setattr(rows, "MAX_ITERATIONS", 1)
+    monkeypatch.setattr(rows, "CALL_SECONDS", 1e-9)
+    assert_rows_are(minimize(objective, starts, "LM", maxiter=30), [wanted.row(k) for k in range(5)])
+    seen = []
+    alone = minimize(objective, starts[2], "LM", maxiter=30, callback=lambda p: seen.append(p))
+    np.testing.assert_array_equal(alone.x, wanted.x[2])
+    assert len(seen) == alone.nit

@@ -1,0 +1,575 @@
+"""Levenberg-Marquardt in machine code, written once for all programs: `chains.minimize.levenberg_marquardt` says what it does.
+
+A thread takes one member after another. Two programs are called by their addresses: one gives value, J'r and J'J at a point,
+the other the value alone. J'J lies in rows of `ld` numbers, of which those from the diagonal on are read. Rows and columns
+after the last parameter are those of the unit matrix, so that all blocks are whole. The right side is another column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, number
+from chains.backends.native.llvm.jit import Code, machine_code
+from chains.backends.native.llvm.struct import Struct
+from chains.backends.native.llvm.target import processor
+from chains.backends.native.runtime.epoch import PLACE
+
+DOUBLE = Type("double")
+EPSILON = 2.0**-52
+BLOCK_VECTORS = 3  # vectors of columns whose sums are kept in registers
+
+# What a thread needs. The constants of the method are those of `chains.minimize.levenberg_marquardt`, which passes them.
+FIT = Struct(
+    {
+        "run": "ptr", "words": "ptr",  # the program of the model, and its argument
+        "run_value": "ptr", "value_words": "ptr",  # the program of the value
+        "p": "ptr", "g": "ptr", "matrix": "ptr", "model_value": "ptr", "trial_value": "ptr",  # their arrays
+        "n": "i64",  # parameters
+        "size": "i64",  # rows of the matrix, with those that fill the last block
+        "ld": "i64",  # numbers of a row
+        "factor": "ptr",  # the matrix of the equations, then its factor
+        "d": "ptr", "scaled": "ptr", "scale": "ptr", "slope": "ptr", "sizes": "ptr", "squares": "ptr",  # `ld` numbers
+        "at": "ptr", "largest": "ptr", "found": "ptr", "start": "ptr", "low": "ptr", "high": "ptr",  # rows of a member
+        "numbers": "ptr",  # its `NUMBERS`
+        "iterations": "i64",
+    },
+    {
+        "gtol": "double", "ftol": "double", "least": "double", "min_scale": "double", "tolerance": "double",
+        "max_corrections": "i64", "max_factorings": "i64",
+        "most": "double", "tried": "double", "damping": "double",  # what changes
+    },
+    {"next": "ptr", "count": "i64", "members": "ptr", "places": "ptr", "place_count": "i64"},  # as of `epoch.LANE`
+)  # fmt: skip
+NUMBERS = ("value", "fall", "damping", "radius", "tried", "iterations", "calls", "status")  # of a member, doubles
+# The status, in the order of `chains.minimize.rows.MESSAGES`.
+RUNNING, CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR = range(7)
+
+
+def block_rows() -> tuple[int, int]:
+    """The rows of a block of the factor, and the numbers of a vector."""
+    lanes = processor().lanes(8)
+    return (8 if lanes == 8 else 4), lanes
+
+
+@cache
+def fit_code() -> Code:
+    """The machine code of `fits`."""
+    module = Module()
+    for write in (_factored, _length, _solved, _look, _trial, _step, _advance):
+        module.add(write(module), "internal")
+    module.add(_fits(module))
+    return machine_code(module.text(), ["fits"], processor())
+
+
+class _Fit:
+    """A function of a thread's `FIT`, and short forms for what it reads and writes."""
+
+    def __init__(self, module: Module, name: str, result: str = "void", others: tuple[tuple[Type, str], ...] = ()) -> None:
+        self.f = Function(module, name, [(PTR, "fit"), *others], result)
+        self.fit = self.f.arguments[0]
+        self.lanes = processor().lanes(8)
+
+    def get(self, name: str) -> Value:
+        return FIT.load(self.f, self.fit, name)
+
+    def set(self, name: str, value: Value) -> None:
+        FIT.store(self.f, self.fit, name, value)
+
+    def _number_at(self, name: str) -> Value:
+        return self.f.address(self.get("numbers"), integer(NUMBERS.index(name)), DOUBLE)
+
+    def number(self, name: str) -> Value:
+        """A number of the member."""
+        return self.f.load(DOUBLE, self._number_at(name))
+
+    def put(self, name: str, value: Value) -> None:
+        self.f.store(value, self._number_at(name))
+
+    def at(self, vector: Value, i: Value) -> Value:
+        return self.f.load(DOUBLE, self.f.address(vector, i, DOUBLE))
+
+    def write(self, vector: Value, i: Value, value: Value) -> None:
+        self.f.store(value, self.f.address(vector, i, DOUBLE))
+
+    def constant(self, value: float) -> Value:
+        return number(DOUBLE, value)
+
+    def each(self, count: Value, body: Callable[[Value], None]) -> None:
+        self.f.loop(integer(0), count, 1, lambda i, _: body(i))
+
+    def total(self, count: Value, term: Callable[[Value], Value]) -> Value:
+        """The sum of a term for each parameter."""
+        add = lambda i, sums: [self.f.binary("fadd", sums[0], term(i))]  # noqa: E731
+        return self.f.loop(integer(0), count, 1, add, [self.constant(0.0)])[1][0]
+
+    def most(self, count: Value, term: Callable[[Value], Value]) -> Value:
+        """The largest of the terms, at least 0; a NaN is not seen."""
+        return self.f.loop(integer(0), count, 1, lambda i, c: [self.larger(term(i), c[0])], [self.constant(0.0)])[1][0]
+
+    def larger(self, a: Value, b: Value) -> Value:
+        return self.f.select(self.f.compare("ogt", a, b), a, b)
+
+    def smaller(self, a: Value, b: Value) -> Value:
+        return self.f.select(self.f.compare("olt", a, b), a, b)
+
+    def times(self, a: Value, b: Value) -> Value:
+        return self.f.binary("fmul", a, b)
+
+    def plus(self, a: Value, b: Value) -> Value:
+        return self.f.binary("fadd", a, b)
+
+    def minus(self, a: Value, b: Value) -> Value:
+        return self.f.binary("fsub", a, b)
+
+    def over(self, a: Value, b: Value) -> Value:
+        return self.f.binary("fdiv", a, b)
+
+    def root(self, a: Value) -> Value:
+        return self.f.intrinsic("sqrt", a)
+
+    def size_of(self, a: Value) -> Value:
+        return self.f.intrinsic("fabs", a)
+
+    def is_finite(self, a: Value) -> Value:
+        return self.f.compare("olt", self.size_of(a), self.constant(float("inf")))
+
+    def call(self, name: str, result: Type, *others: Value) -> Value:
+        operands = ", ".join(map(str, (self.fit, *others)))
+        return self.f.assign(result, f"call {result} @{name}({operands})")
+
+    def length(self, vector: Value) -> Value:
+        return self.call("length", DOUBLE, vector)
+
+    def negated(self, a: Value) -> Value:
+        return self.f.assign(a.type, f"fneg {a}")
+
+    def both(self, a: Value, b: Value) -> Value:
+        return self.f.binary("and", a, b)
+
+    def any_of(self, a: Value, b: Value) -> Value:
+        return self.f.binary("or", a, b)
+
+    def inverse_of(self, a: Value) -> Value:
+        return self.f.assign(a.type, f"xor {a}, true")
+
+    def returns(self, value: Value) -> None:
+        self.f.line(f"ret {value}")
+
+    def forever(self, body: Callable[[], None]) -> None:
+        """Repeat the body, which returns from the function in the end."""
+        head = self.f.label("again")
+        self.f.jump(head)
+        self.f.begin(head)
+        body()
+        self.f.jump(head)
+        self.f.begin(self.f.label("never"))
+        self.f.line("unreachable")
+
+    def return_if(self, condition: Value, value: Callable[[], Value]) -> None:
+        yes, no = self.f.label("return"), self.f.label("further")
+        self.f.branch(condition, yes, no)
+        self.f.begin(yes)
+        self.returns(value())
+        self.f.begin(no)
+
+
+def _length(module: Module) -> Function:
+    """The root of the sum of `scale` times the squares of a vector."""
+    w = _Fit(module, "length", "double", ((PTR, "vector"),))
+    vector, scale = w.f.arguments[1], w.get("scale")
+
+    def term(i: Value) -> Value:
+        x = w.at(vector, i)
+        return w.times(x, w.times(w.at(scale, i), x))
+
+    w.returns(w.root(w.total(w.get("n"), term)))
+    return w.f
+
+
+def _factored(module: Module) -> Function:
+    """Make U of the matrix + damping * scale = U'U, row block by row block, and solve U'y = -slope; 1 where it is positive."""
+    w = _Fit(module, "factored", "i64", ((DOUBLE, "damping"),))
+    f, lanes, damping = w.f, w.lanes, w.f.arguments[1]
+    vector, (rows, _) = Type("double", lanes), block_rows()
+    n, size, ld = w.get("n"), w.get("size"), w.get("ld")
+    u, matrix, scale, slope = w.get("factor"), w.get("matrix"), w.get("scale"), w.get("slope")
+
+    def row(i: Value, base: Value = u) -> Value:
+        return f.address(base, f.mul(i, ld), DOUBLE)
+
+    def copy(i: Value) -> None:
+        source, target = row(i, matrix), row(i)
+        first = f.mul(f.assign(I64, f"sdiv {i}, {lanes}"), lanes)
+        f.loop(
+            first, ld, lanes, lambda c, _: f.store(f.load(vector, f.address(source, c, DOUBLE)), f.address(target, c, DOUBLE))
+        )
+
+        def parameter() -> None:
+            w.write(target, i, f.fma(damping, w.at(scale, i), w.at(target, i)))
+            w.write(target, size, w.negated(w.at(slope, i)))
+
+        f.when(f.compare("slt", i, n), parameter)
+
+    w.each(size, copy)
+
+    def block(first: Value, _: list[Value]) -> None:
+        targets = [row(f.add(first, r)) for r in range(rows)]
+
+        def columns(count: int) -> Callable[[Value, list[Value]], None]:
+            def run(c: Value, _: list[Value]) -> None:
+                places = [[f.address(t, f.add(c, k * lanes), DOUBLE) for k in range(count)] for t in targets]
+                start = [f.load(vector, place) for each in places for place in each]
+
+                def eliminate(k: Value, sums: list[Value]) -> list[Value]:
+                    above = row(k)
+                    right = [f.load(vector, f.address(above, f.add(c, j * lanes), DOUBLE)) for j in range(count)]
+                    left = f.address(above, first, DOUBLE)
+                    result = []
+                    for r in range(rows):
+                        factor = w.negated(f.splat(f.load(DOUBLE, f.address(left, integer(r), DOUBLE)), lanes))
+                        result += [f.fma(factor, right[j], sums[r * count + j]) for j in range(count)]
+                    return result
+
+                sums = f.loop(integer(0), first, 1, eliminate, start)[1]
+                for place, total in zip((p for each in places for p in each), sums, strict=True):
+                    f.store(total, place)
+
+            return run
+
+        width = BLOCK_VECTORS * lanes
+        rest, _ = f.loop(first, f.add(ld, 1 - width), width, columns(BLOCK_VECTORS))
+        f.loop(rest, ld, lanes, columns(1))
+        for r in range(rows):
+            diagonal = w.at(targets[r], f.add(first, r))
+            w.return_if(w.inverse_of(f.compare("ogt", diagonal, w.constant(0.0))), lambda: integer(0))
+            inverse = w.over(w.constant(1.0), w.root(diagonal))
+            factors = [w.times(w.at(targets[r], f.add(first, s)), inverse) for s in range(r + 1, rows)]
+            spread = [f.splat(w.negated(each), lanes) for each in factors]
+            scaling = f.splat(inverse, lanes)
+
+            def eliminate_below(
+                c: Value, _: list[Value], r: int = r, scaling: Value = scaling, spread: list[Value] = spread
+            ) -> None:
+                place = f.address(targets[r], c, DOUBLE)
+                own = w.times(f.load(vector, place), scaling)
+                f.store(own, place)
+                for s, factor in enumerate(spread, r + 1):
+                    below = f.address(targets[s], c, DOUBLE)
+                    f.store(f.fma(factor, own, f.load(vector, below)), below)
+
+            f.loop(first, ld, lanes, eliminate_below)
+
+    f.loop(integer(0), size, rows, block)
+    w.returns(integer(1))
+    return f
+
+
+def _solved(module: Module) -> Function:
+    """Solve the damped equations for d, raising the damping until they are positive; 1 where that ends."""
+    w = _Fit(module, "solved", "i64")
+    f, lanes = w.f, w.lanes
+    vector = Type("double", lanes)
+    size, ld, u, d = (w.get(name) for name in ("size", "ld", "factor", "d"))
+
+    def factor(_: Value, done: list[Value]) -> list[Value]:
+        def attempt() -> Value:
+            damping = w.get("damping")
+            positive = w.call("factored", I64, damping)
+            w.set("damping", f.select(f.compare("eq", positive, integer(1)), damping, w.times(damping, w.constant(10.0))))
+            return positive
+
+        return [f.either(f.compare("eq", done[0], integer(0)), attempt, lambda: integer(1))]
+
+    done = f.loop(integer(0), w.get("max_factorings"), 1, factor, [integer(0)])[1][0]
+    w.return_if(f.compare("eq", done, integer(0)), lambda: integer(0))
+    w.each(ld, lambda i: w.write(d, i, w.constant(0.0)))
+    last = f.add(size, -1)
+
+    def back(k: Value, _: list[Value]) -> None:
+        i = f.binary("sub", last, k)
+        row = f.address(u, f.mul(i, ld), DOUBLE)
+        first = f.mul(f.assign(I64, f"sdiv {i}, {lanes}"), lanes)
+
+        def products(c: Value, sums: list[Value]) -> list[Value]:
+            return [f.fma(f.load(vector, f.address(row, c, DOUBLE)), f.load(vector, f.address(d, c, DOUBLE)), sums[0])]
+
+        sums = f.loop(first, size, lanes, products, [number(vector, 0.0)])[1][0]
+        name = f"llvm.vector.reduce.fadd.{vector.mangled}"
+        f.module.declare(name, f"declare double @{name}(double, {vector})")
+        total = f.assign(DOUBLE, f"call reassoc double @{name}(double {w.constant(0.0).text}, {sums})")
+        w.write(d, i, w.over(w.minus(w.at(row, size), total), w.at(row, i)))
+
+    f.loop(integer(0), size, 1, back)
+    w.set("tried", w.length(d))
+    w.returns(integer(1))
+    return f
+
+
+def _look(module: Module) -> Function:
+    """Compute the model at the point, its scale, and what the bounds hold. Returns 1 unless the value or g is not finite."""
+    w = _Fit(module, "look", "i64")
+    f, n, ld = w.f, w.get("n"), w.get("ld")
+    p, g, matrix, largest, scale = (w.get(name) for name in ("p", "g", "matrix", "largest", "scale"))
+    slope, squares, sizes, low, high = (w.get(name) for name in ("slope", "squares", "sizes", "low", "high"))
+    f.line(f"call void {w.get('run').text}({w.get('words')})")
+
+    def widen(i: Value) -> None:
+        w.write(largest, i, w.larger(w.at(matrix, f.add(f.mul(i, ld), i)), w.at(largest, i)))
+
+    w.each(n, widen)
+    top = w.times(w.get("min_scale"), w.most(n, lambda i: w.times(w.at(largest, i), w.at(squares, i))))
+
+    def rescale(i: Value) -> None:
+        each = w.larger(w.at(largest, i), w.over(top, w.at(sizes, i)))
+        w.write(scale, i, f.select(f.compare("ogt", each, w.constant(0.0)), each, w.constant(1.0)))
+        here, down = w.at(p, i), w.at(g, i)
+        zero = w.constant(0.0)
+        beyond_low = w.both(f.compare("ole", here, w.at(low, i)), f.compare("ogt", down, zero))
+        beyond_high = w.both(f.compare("oge", here, w.at(high, i)), f.compare("olt", down, zero))
+        held = w.any_of(beyond_low, beyond_high)
+        w.write(slope, i, f.select(held, zero, down))
+
+        def leave_out() -> None:
+            w.each(i, lambda k: w.write(matrix, f.add(f.mul(k, ld), i), zero))
+            row = f.address(matrix, f.mul(i, ld), DOUBLE)
+            f.loop(i, n, 1, lambda k, _: w.write(row, k, zero))
+            w.write(row, i, w.constant(1.0))
+
+        f.when(held, leave_out)
+
+    w.each(n, rescale)
+    w.put("value", f.load(DOUBLE, w.get("model_value")))
+    size = w.plus(w.total(n, lambda i: w.size_of(w.at(g, i))), w.size_of(w.number("value")))
+    w.returns(f.cast("zext", w.is_finite(size), I64))
+    return f
+
+
+def _trial(module: Module) -> Function:
+    """A step d about as long as the radius, or a shorter one without damping; 1 where the equations have a solution."""
+    w = _Fit(module, "trial", "i64")
+    f, n, size, ld = w.f, w.get("n"), w.get("size"), w.get("ld")
+    u, d, scaled, scale = (w.get(name) for name in ("factor", "d", "scaled", "scale"))
+    vector, lanes = Type("double", w.lanes), w.lanes
+    least, radius = w.get("least"), w.number("radius")
+    w.set("damping", w.larger(w.over(w.times(w.number("damping"), w.number("tried")), radius), least))
+
+    def correct(k: Value, going: list[Value]) -> list[Value]:
+        def solve() -> Value:
+            good = w.call("solved", I64)
+
+            def judge() -> Value:
+                length, damping = w.get("tried"), w.get("damping")
+                excess = w.minus(w.over(length, radius), w.constant(1.0))
+                near = f.compare("ole", w.size_of(excess), w.get("tolerance"))
+                free = w.both(f.compare("olt", excess, w.constant(0.0)), f.compare("oeq", damping, least))
+                last = f.compare("eq", k, w.get("max_corrections"))
+
+                def improve() -> Value:
+                    w.each(ld, lambda i: w.write(scaled, i, w.constant(0.0)))
+                    w.each(n, lambda i: w.write(scaled, i, w.times(w.at(scale, i), w.at(d, i))))
+
+                    def forward(i: Value, total: list[Value]) -> list[Value]:
+                        row = f.address(u, f.mul(i, ld), DOUBLE)
+                        z = w.over(w.at(scaled, i), w.at(row, i))
+                        first = f.mul(f.assign(I64, f"sdiv {i}, {lanes}"), lanes)
+                        factor = f.splat(w.negated(z), lanes)
+
+                        def below(c: Value, _: list[Value]) -> None:
+                            place = f.address(scaled, c, DOUBLE)
+                            f.store(f.fma(factor, f.load(vector, f.address(row, c, DOUBLE)), f.load(vector, place)), place)
+
+                        f.loop(first, size, lanes, below)
+                        return [f.fma(z, z, total[0])]
+
+                    curvature = f.loop(integer(0), n, 1, forward, [w.constant(0.0)])[1][0]
+                    change = w.over(w.times(w.times(length, length), excess), curvature)
+                    w.set("damping", w.larger(w.plus(damping, change), least))
+                    return integer(1)
+
+                return f.either(w.any_of(w.any_of(near, free), last), lambda: integer(0), improve)
+
+            return f.either(f.compare("eq", good, integer(1)), judge, lambda: integer(-1))
+
+        return [f.either(f.compare("eq", going[0], integer(1)), solve, lambda: going[0])]
+
+    going = f.loop(integer(0), f.add(w.get("max_corrections"), 1), 1, correct, [integer(1)])[1][0]
+    w.put("damping", w.get("damping"))
+    w.put("tried", w.get("tried"))
+    w.returns(f.cast("zext", f.compare("eq", going, integer(0)), I64))
+    return f
+
+
+def _step(module: Module) -> Function:
+    """Go to a lower point; a status where there is none."""
+    w = _Fit(module, "step", "i64")
+    f, n, ld = w.f, w.get("n"), w.get("ld")
+    p, at, d, slope, matrix = (w.get(name) for name in ("p", "at", "d", "slope", "matrix"))
+    low, high, epsilon, zero = w.get("low"), w.get("high"), w.constant(EPSILON), w.constant(0.0)
+    w.set("most", zero)
+
+    def attempt() -> None:
+        w.return_if(f.compare("eq", w.call("trial", I64), integer(0)), lambda: integer(SINGULAR))
+
+        def move(i: Value, outside: list[Value]) -> list[Value]:
+            beyond = w.plus(w.at(at, i), w.at(d, i))
+            within = w.smaller(w.larger(beyond, w.at(low, i)), w.at(high, i))
+            w.write(p, i, within)
+            return [f.add(outside[0], f.cast("zext", f.compare("une", within, beyond), I64))]
+
+        clipped = f.compare("ne", f.loop(integer(0), n, 1, move, [integer(0)])[1][0], integer(0))
+        damping, tried, value = w.number("damping"), w.number("tried"), w.number("value")
+
+        def projected() -> list[Value]:
+            w.each(n, lambda i: w.write(d, i, w.minus(w.at(p, i), w.at(at, i))))
+            down = w.total(n, lambda i: w.times(w.at(d, i), w.at(slope, i)))
+
+            def curvature(i: Value) -> Value:
+                row, own = f.address(matrix, f.mul(i, ld), DOUBLE), w.at(d, i)
+                twice = f.loop(f.add(i, 1), n, 1, lambda k, s: [f.fma(w.at(row, k), w.at(d, k), s[0])], [zero])[1][0]
+                return w.times(own, f.fma(w.at(row, i), own, w.times(w.constant(2.0), twice)))
+
+            curved = w.total(n, curvature)
+            return [w.length(d), down, w.minus(w.negated(down), w.times(w.constant(0.5), curved))]
+
+        def whole() -> list[Value]:
+            down = w.total(n, lambda i: w.times(w.at(d, i), w.at(slope, i)))
+            promised = w.times(w.constant(0.5), w.minus(w.times(w.times(damping, tried), tried), down))
+            return [tried, down, promised]
+
+        length, down, promised = f.choice(clipped, projected, whole)
+        w.set("most", w.larger(promised, w.get("most")))
+        enough = f.compare("ogt", promised, w.times(epsilon, value))
+        here = w.times(epsilon, w.length(at))
+        ended = w.any_of(f.compare("ole", length, here), w.inverse_of(w.any_of(clipped, enough)))
+
+        def explain() -> Value:
+            rounding = f.fma(here, here, w.times(w.constant(EPSILON**0.5), value))
+            return f.select(f.compare("ole", w.get("most"), rounding), integer(PRECISE), integer(STUCK))
+
+        w.return_if(ended, explain)
+
+        def judge() -> Value:
+            f.line(f"call void {w.get('run_value').text}({w.get('value_words')})")
+            w.put("calls", w.plus(w.number("calls"), w.constant(1.0)))
+            new = f.load(DOUBLE, w.get("trial_value"))
+            fall = f.select(w.is_finite(new), w.minus(value, new), w.constant(float("-inf")))
+            poor = f.compare("ole", fall, w.times(w.constant(0.25), promised))
+            good = w.any_of(
+                f.compare("oge", fall, w.times(w.constant(0.75), promised)), f.compare("oeq", damping, w.get("least"))
+            )
+
+            def shrunk() -> Value:
+                shrink = w.over(w.times(w.constant(0.5), down), w.plus(down, fall))
+                return w.times(w.smaller(w.larger(shrink, w.constant(0.1)), w.constant(0.5)), length)
+
+            def grown() -> Value:
+                twice, before = w.times(w.constant(2.0), length), w.number("radius")
+                return f.select(clipped, w.larger(before, twice), twice)
+
+            kept = lambda: f.either(good, grown, lambda: w.number("radius"))  # noqa: E731
+            w.put("radius", f.either(poor, shrunk, kept))
+            return f.either(
+                f.compare("oge", fall, w.times(w.constant(1e-4), promised)), lambda: accept(fall), lambda: integer(-1)
+            )
+
+        def accept(fall: Value) -> Value:
+            w.each(n, lambda i: w.write(at, i, w.at(p, i)))
+            good = w.call("look", I64)
+            w.put("fall", fall)
+            return f.select(f.compare("eq", good, integer(1)), integer(0), integer(SINGULAR))
+
+        def shorten() -> Value:
+            w.put("radius", w.times(w.constant(0.25), tried))
+            return integer(-1)
+
+        status = f.either(enough, judge, shorten)
+        w.return_if(f.compare("sge", status, integer(0)), lambda: status)
+
+    w.forever(attempt)
+    return f
+
+
+def _advance(module: Module) -> Function:
+    """Do at most `iterations` of a member."""
+    w = _Fit(module, "advance", "i64")
+    f, n = w.f, w.get("n")
+    p, at, g, squares, sizes, start = (w.get(name) for name in ("p", "at", "g", "squares", "sizes", "start"))
+    low, high, zero = w.get("low"), w.get("high"), w.constant(0.0)
+    w.each(n, lambda i: w.write(p, i, w.at(at, i)))
+    w.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
+    mean = w.over(w.total(n, lambda i: w.at(squares, i)), f.cast("sitofp", n, DOUBLE))
+    mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
+    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
+    good = w.call("look", I64)
+
+    def begin() -> None:
+        w.put("calls", w.constant(1.0))
+        w.put("damping", w.get("least"))
+        length = w.length(at)
+        length = f.select(f.compare("oeq", length, zero), w.constant(1.0), length)
+        w.put("radius", length)
+        w.put("tried", length)
+
+    f.when(f.compare("oeq", w.number("calls"), zero), begin)
+
+    def iterate(_: Value, status: list[Value]) -> list[Value]:
+        def steep(i: Value) -> Value:
+            down, here = w.at(g, i), w.at(at, i)
+            way = f.select(f.compare("ogt", down, zero), w.minus(here, w.at(low, i)), w.minus(w.at(high, i), here))
+            return w.smaller(w.size_of(down), way)
+
+        def further() -> Value:
+            before = w.number("value")
+            reason = w.call("step", I64)
+
+            def moved() -> Value:
+                w.put("iterations", w.plus(w.number("iterations"), w.constant(1.0)))
+                size = w.larger(w.larger(w.size_of(before), w.size_of(w.number("value"))), w.constant(1.0))
+                ftol = w.get("ftol")
+                little = f.compare("ole", w.number("fall"), w.times(ftol, size))
+                ends = w.both(little, f.compare("ogt", ftol, zero))
+                return f.select(ends, integer(FALLS_LITTLE), integer(RUNNING))
+
+            return f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason)
+
+        def one() -> Value:
+            done = f.compare("ole", w.most(n, steep), w.get("gtol"))
+            return f.either(done, lambda: integer(CONVERGED), further)
+
+        return [f.either(f.compare("eq", status[0], integer(0)), one, lambda: status[0])]
+
+    first = f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE))
+    status = f.loop(integer(0), w.get("iterations"), 1, iterate, [first])[1][0]
+    w.put("status", f.cast("sitofp", status, DOUBLE))
+    found = w.get("found")
+    w.each(n, lambda i: w.write(found, i, w.at(g, i)))
+    w.returns(status)
+    return f
+
+
+def _fits(module: Module) -> Function:
+    """``fits(fits, part)``: the thread with this number takes one member after another."""
+    f = Function(module, "fits", [(PTR, "all"), (I64, "part")])
+    fit = f.address(f.arguments[0], f.mul(f.arguments[1], FIT.size), I64)
+    counter, count = FIT.load(f, fit, "next"), FIT.load(f, fit, "count")
+    claim, begin, end = f.label("claim"), f.label("begin"), f.label("end")
+    f.jump(claim)
+    f.begin(claim)
+    i = f.assign(I64, f"atomicrmw add {counter}, i64 1 monotonic")
+    f.branch(f.compare("slt", i, count), begin, end)
+    f.begin(begin)
+    member = f.load(I64, f.address(FIT.load(f, fit, "members"), i, I64))
+
+    def place(k: Value, _: list[Value]) -> None:
+        words = f.address(FIT.load(f, fit, "places"), f.mul(k, PLACE.size), I64)
+        address = f.add(PLACE.load(f, words, "first"), f.mul(member, PLACE.load(f, words, "stride")))
+        f.store(address, PLACE.load(f, words, "word"))
+
+    f.loop(integer(0), FIT.load(f, fit, "place_count"), 1, place)
+    f.assign(I64, f"call i64 @advance({fit})")
+    f.jump(claim)
+    f.begin(end)
+    f.line("ret void")
+    return f

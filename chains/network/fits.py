@@ -1,0 +1,71 @@
+"""Fits by Levenberg-Marquardt in machine code, of one network or of many, on shared data or each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chains.minimize.levenberg_marquardt import EPSILON, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
+from chains.minimize.rows import CompiledFits
+from chains.network import record_derivatives
+from chains.network.record import Criterion
+from chains.network.second_order import SecondOrder
+
+MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
+
+
+def compiled_fits(
+    second: SecondOrder, data: Mapping[str, Any], own: Collection[str], p: np.ndarray, low: np.ndarray, high: np.ndarray,
+    gtol: float, ftol: float,
+) -> CompiledFits | None:  # fmt: skip
+    """The descents from the rows of `p`; None where there is no machine code. `own` data have a row for each member."""
+    network, loss, n = second.network, second.loss, p.shape[1]
+    if not 0 < n <= MAX_PARAMETERS:
+        return None
+    factors, t = _weighed(second, data, own, len(p))
+    target = t.shape[1 + ("t" in own or "weights" in own) :]
+    criterion = Criterion(loss, target)
+    programs = []
+    for wanted in (True, False):
+        shape = network.backend.matrix_shape(n) if wanted else None
+        if wanted and shape is None:
+            return None
+        make = partial(record_derivatives.sum_of_squares, network, loss, target, p.dtype, shape)
+        try:
+            programs.append(network.program(p, ("sum of squares", p.dtype, shape), make, criterion))
+        except NotImplementedError:  # a layer without a rule for single samples
+            return None
+    model, value = programs
+    if model.backend is not value.backend:
+        return None
+    everything = {**{name: data[name] for name in ("x", "state") if name in data}, "t": t, "factors": factors}
+    has_rows = {name: name in own or ("weights" in own and name in ("t", "factors")) for name in everything}
+    used = {name: a for name, a in everything.items() if name in model.program.buffers or name in value.program.buffers}
+    kinds = {name: (model.program.buffers.get(name) or value.program.buffers[name]).dtype for name in used}
+    arrays = {name: np.ascontiguousarray(array, kinds[name]) for name, array in used.items()}
+    settings = {
+        "gtol": gtol, "ftol": ftol, "least": n * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
+        "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
+    }  # fmt: skip
+    shared = {name: array for name, array in arrays.items() if not has_rows[name]} | model.settings | value.settings
+    rows = {name: array for name, array in arrays.items() if has_rows[name]}
+    samples = data["x"].shape[1 if "x" in own else 0]
+    return model.backend.fits(model.program, value.program, samples, shared, rows, p, low, high, settings)
+
+
+def _weighed(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int) -> tuple[np.ndarray, np.ndarray]:
+    """The factors of the residuals, and the targets, with a row for each member where weights have one."""
+    size = second.per_sample
+    samples = data["x"].shape[1 if "x" in own else 0]
+
+    def factors(weights: Any) -> np.ndarray:
+        given = {"x": np.broadcast_to(np.empty(()), (samples,)), **({} if weights is None else {"weights": weights})}
+        return second.factors(given).reshape(samples, size)
+
+    if "weights" not in own:
+        return factors(data.get("weights")), data["t"]
+    t = data["t"] if "t" in own else np.broadcast_to(data["t"], (members, *data["t"].shape))
+    return np.array([factors(each) for each in data["weights"]]), t

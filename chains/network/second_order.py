@@ -1,0 +1,110 @@
+"""Second derivatives of an objective: products with the Hessian matrix, and residuals with their Jacobian."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.losses import Loss, MSELoss, SquaredLoss
+from chains.network import calls, derivatives
+from chains.network.network import Network
+from chains.penalties import Penalty
+from chains.residuals.loss import ResidualLoss
+
+BLOCK_BYTES = 32 << 20  # the size of the blocks of a Jacobian J for J'J
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """Products with the Hessian matrix and, for sums of squares, residuals. The data of a call are float64, by buffer name."""
+
+    network: Network
+    loss: Loss
+    penalty: Penalty | None
+
+    def hessian_product(self, p: np.ndarray, data: Mapping[str, Any], v: np.ndarray) -> np.ndarray:
+        weights, state = data.get("weights"), data.get("state")
+        return derivatives.hessian_product(
+            self.network, p, data["x"], data["t"], self.loss, v, weights, self.penalty, state, None
+        )
+
+    def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+        factors, every = self.factors(data), slice(0, len(data["x"]))
+        if isinstance(self.loss, ResidualLoss):
+            given = data["x"], data["t"], self.loss, data.get("state")
+            r = derivatives.residuals(self.network, p, *given, with_jacobian=False)["r"].ravel()
+        else:
+            r = self._differences(p, data, every).ravel()
+        _weigh(r, factors)
+        return r
+
+    def jacobian(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
+        return self._linearised(p, data, slice(0, len(data["x"])), self.factors(data))[1]
+
+    def normal_equations(self, p: np.ndarray, data: Mapping[str, Any]) -> tuple[float, np.ndarray, np.ndarray]:
+        factors = self.factors(data)
+        value, g, matrix = 0.0, np.zeros(len(p)), None
+        for part in self._blocks(data):
+            r, j = self._linearised(p, data, part, factors)
+            value += 0.5 * float(r @ r)
+            g += r @ j
+            matrix = j.T @ j if matrix is None else matrix + j.T @ j
+        return value, g, np.zeros((len(p), len(p))) if matrix is None else matrix
+
+    @property
+    def per_sample(self) -> int:
+        """Residuals of a sample."""
+        return self.loss.equations if isinstance(self.loss, ResidualLoss) else math.prod(self.network.output_shape)
+
+    def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
+        samples = len(data["x"])
+        size = max(1, BLOCK_BYTES // (8 * self.network.n_params * self.per_sample))
+        for start in range(0, samples, size):
+            yield slice(start, min(samples, start + size))
+
+    def _linearised(
+        self, p: np.ndarray, data: Mapping[str, Any], part: slice, factors: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The residuals of some samples, and their Jacobian."""
+        own, state = factors[part.start * self.per_sample : part.stop * self.per_sample], data.get("state")
+        x, t = data["x"][part], data["t"][part]
+        if isinstance(self.loss, ResidualLoss):
+            found = derivatives.residuals(self.network, p, x, t, self.loss, state, with_jacobian=True)
+            r, j = found["r"], found["j"]
+        else:
+            r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
+        r, j = r.ravel(), j.reshape(-1, len(p))
+        _weigh(r, own)
+        _weigh(j, own[:, None])
+        return r, j
+
+    def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
+        y = calls.forward(self.network, data["x"][part], p, None, data.get("state"), "eval", 0, None)
+        return y - data["t"][part].reshape(-1, *self.network.output_shape)
+
+    def factors(self, data: Mapping[str, Any]) -> np.ndarray:
+        """The factors of the residuals that make half the sum of their squares the loss."""
+        if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
+            beside = "" if self.penalty is None else f" with {self.penalty!r}"
+            raise ValueError(
+                "residuals are those of SquaredLoss, MSELoss or a ResidualProblem's loss without a penalty, not of "
+                f"{self.loss!r}{beside}"
+            )
+        samples, size = len(data["x"]), self.per_sample
+        factor = {SquaredLoss: 1.0 / samples, MSELoss: 2.0 / (samples * size), ResidualLoss: 2.0 / samples}[type(self.loss)]
+        weights = data.get("weights")
+        if weights is None:
+            return np.full(samples * size, math.sqrt(factor))
+        if weights.min() < 0.0:
+            raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
+        return np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
+
+
+def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
+    """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
+    np.copyto(numbers, 0.0, where=factors == 0.0)
+    numbers *= factors
