@@ -2,7 +2,8 @@
 
 A pass reads and writes each entry of the matrix once and makes two products. *share* is the time in which the same threads copy
 a matrix of that size, divided by the pass's: both move as many bytes. The copy is memcpy, by each thread of its part of the
-rows. Times are the least and the median of repetitions that take turns.
+rows. Eight passes and eight copies take turns, so
+that what fits a cache is there for both. Times are the least and the median of the turns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from chains import get_num_threads, num_threads
 from chains.backends import backend
 
-COPIES = 8  # of a part by its thread, so that handing the parts out does not count
+REPEATED = 8  # in a row: passes, and copies of a part by its thread, so that handing the parts out does not count
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -37,14 +38,18 @@ def measured(n: int, threads: int, repetitions: int) -> tuple[list[float], list[
     parts = [slice(k * n // threads, (k + 1) * n // threads) for k in range(threads)]
 
     def copy(rows: slice) -> None:
-        for _ in range(COPIES):
+        for _ in range(REPEATED):
             ctypes.memmove(target[rows].ctypes.data, source[rows].ctypes.data, source[rows].nbytes)
+
+    def pass_over() -> None:
+        for _ in range(REPEATED):
+            matrix.change(1.0, zero, 0.0, zero, 0.0, y, g)
 
     passes, copies = [], []
     with num_threads(threads), ThreadPoolExecutor(threads) as pool:
         for _ in range(repetitions):
-            passes.append(_seconds(lambda: matrix.change(1.0, zero, 0.0, zero, 0.0, y, g)))
-            copies.append(_seconds(lambda: [*pool.map(copy, parts)]) / COPIES)
+            passes.append(_seconds(pass_over) / REPEATED)
+            copies.append(_seconds(lambda: [*pool.map(copy, parts)]) / REPEATED)
     return passes, copies
 
 
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for n in chosen.sizes:
         for threads in chosen.threads:
             once, copied = measured(n, threads, 2)
-            passes, copies = measured(n, threads, max(5, int(chosen.seconds / (once[-1] + COPIES * copied[-1]))))
+            passes, copies = measured(n, threads, max(5, int(chosen.seconds / REPEATED / (once[-1] + copied[-1]))))
             least, median = (min(passes), min(copies)), (float(np.median(passes)), float(np.median(copies)))
             print(
                 f"| {n} | {threads} | {1e6 * least[0]:.0f}, {1e6 * median[0]:.0f} "
