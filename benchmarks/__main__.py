@@ -27,6 +27,7 @@ PROBLEMS = (
     "solver",
     "rosetta_rnn",
     "ensemble",
+    "fits",
 )  # one module each, with `contests(options)`
 
 
