@@ -10,7 +10,6 @@ from jax.scipy.linalg import cho_solve
 
 from benchmarks.harness.timing import Contestant
 from benchmarks.peers.jax_dense import jax, jnp  # on the CPU, float64 allowed
-from benchmarks.problems.fits import STEPS
 
 
 class _Fits:
@@ -38,16 +37,17 @@ class _Fits:
             damping = jnp.where(better, jnp.maximum(damping / 3.0, 1e-12), damping * 4.0)
             return jnp.where(better, new, p), jnp.where(better, r_new, r), damping
 
-        together = lambda state: lax.scan(lambda s, _: (jax.vmap(step)(s), None), state, None, STEPS)[0]  # noqa: E731
-        alone = lambda state: lax.scan(lambda s, _: (step(s), None), state, None, STEPS)[0]  # noqa: E731
+        together = lambda state: lax.scan(lambda s, _: (jax.vmap(step)(s), None), state, None, problem.steps)[0]  # noqa: E731
+        alone = lambda state: lax.scan(lambda s, _: (step(s), None), state, None, problem.steps)[0]  # noqa: E731
         self._steps = jax.jit(jax.vmap(alone) if scanned_inside else together)
+        self._count = problem.steps
         self._first = p, jax.vmap(residuals)(p), jnp.full(len(p), 1e-2)
 
     def start(self) -> None:
         self._state = self._first
 
     def run(self, steps: int) -> None:
-        for _ in range(steps // STEPS):
+        for _ in range(steps // self._count):
             self._state = jax.block_until_ready(self._steps(self._first))
 
     def result(self) -> Any:
@@ -57,4 +57,4 @@ class _Fits:
 def contestants(problem: Any) -> list[Contestant]:
     ways = {"JAX jit, scan of vmap": False, "JAX jit, vmap of scan": True}
     fits = {name: _Fits(problem, inside) for name, inside in ways.items()}
-    return [Contestant(name, each.start, each.run, each.result, STEPS) for name, each in fits.items()]
+    return [Contestant(name, each.start, each.run, each.result, problem.steps) for name, each in fits.items()]

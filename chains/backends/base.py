@@ -134,6 +134,14 @@ class SymmetricMatrix(Protocol):
         ...
 
 
+class Fitter(ABC):
+    """Fits by Levenberg-Marquardt on data, from many starts."""
+
+    @abstractmethod
+    def start(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, settings: dict[str, float]) -> Any:
+        """Descents from the rows of `p`, which they move, within bounds (see `chains.minimize.rows`)."""
+
+
 class Backend(ABC):
     """A way to execute programs."""
 
@@ -227,13 +235,11 @@ class Backend(ABC):
         """
         return OneByOne(self, program, batch, arrays, sources, orders, own)
 
-    def fits(
-        self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays, p: np.ndarray, low: np.ndarray,
-        high: np.ndarray, settings: dict[str, float],
-    ) -> Any:  # fmt: skip
-        """Descents by Levenberg-Marquardt from the rows of `p` (see `chains.minimize.rows`); None where there is no such code.
+    def fitter(self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays) -> Fitter | None:
+        """What fits by Levenberg-Marquardt on these data; None where there is no such code.
 
-        The programs are those of `matrix_shape`. Arrays that are `own` have a row for each member.
+        The programs are those of `sum_of_squares` (`chains.network.record_derivatives`), the first with a matrix of the
+        `matrix_shape`. Arrays that are `own` have a row for each member.
         """
         return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -133,7 +134,8 @@ def minimize(
     with Progress(progress, total, unit, delay=BAR_DELAY_SECONDS) as bar:
         if fits is not None:
             low, high = _rows_of(box, rows)
-            found = run_compiled(fits, low, high, gtol, settings.maxiter, callback, bar, by_member=by_rows)
+            with closing(fits):
+                found = run_compiled(fits, low, high, gtol, settings.maxiter, callback, bar, by_member=by_rows)
             return found if by_rows else found.row(0)
         if not by_rows:
             return _descend(settings, function, p, box, bar)

@@ -32,6 +32,10 @@ class CompiledFits(Protocol):
         """Do at most so many iterations of each of these members."""
         ...
 
+    def close(self) -> None:
+        """Nothing is computed afterwards."""
+        ...
+
 
 def run_compiled(
     fits: CompiledFits, low: np.ndarray, high: np.ndarray, gtol: float, maxiter: int, callback: Callable[[Any], object] | None,
@@ -41,7 +45,7 @@ def run_compiled(
     running, done, seconds = np.arange(len(fits.p)), 0, 0.0  # the seconds of an iteration of a member
     while True:
         most = min(maxiter - done, 1 if callback else MAX_ITERATIONS)
-        most = max(min(most, int(CALL_SECONDS / seconds)), min(most, 1)) if seconds else min(most, 4)
+        most = max(min(most, int(CALL_SECONDS / seconds)), min(most, 1)) if seconds else min(most, 16)
         size = max(8, int(CALL_SECONDS / (seconds * max(1, most)))) if seconds else 8
         for first in range(0, len(running), size):
             members, begun = running[first : first + size], time.perf_counter()

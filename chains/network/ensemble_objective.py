@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from chains.backends.base import Fitter
 from chains.losses import Loss
 from chains.minimize.rows import CompiledFits
 from chains.network import ensembles
-from chains.network.fits import compiled_fits
+from chains.network.fits import fitter_of, settings_of
 from chains.network.network import Network, network_of
 from chains.network.objective import Objective, objective
 from chains.penalties import Penalty
@@ -64,6 +65,7 @@ class EnsembleObjective:
     def __init__(self, data: ensembles.Members, make: Callable[..., Objective]) -> None:
         self._data, self._make = data, make
         self._made: dict[int, Objective] = {}
+        self._fitters: list[Fitter | None] = []  # of all members, once it is known
         self.members = data.count
         self.n_params = self.member(0).n_params
 
@@ -97,9 +99,13 @@ class EnsembleObjective:
         """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`; None where there is none."""
         if any(memory_of(array) is not HOST for array in self._data.arrays.values()):
             return None
-        first = self.member(0)
-        data = {**first.state, **self._data.arrays}
-        return compiled_fits(first.second_order, data, self._data.own, p, low, high, gtol, ftol)
+        if not self._fitters:
+            first = self.member(0)
+            data = {**first.state, **self._data.arrays}
+            self._fitters.append(fitter_of(first.second_order, data, self._data.own, self.members))
+        if self._fitters[0] is None:
+            return None
+        return cast(CompiledFits, self._fitters[0].start(p, low, high, settings_of(p.shape[1], gtol, ftol)))
 
     def value(self, p: Any) -> np.ndarray:
         """The values alone, shape (members,).

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.base import Fitter
 from chains.minimize.levenberg_marquardt import EPSILON, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
-from chains.minimize.rows import CompiledFits
 from chains.network import record_derivatives
 from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
@@ -17,15 +17,21 @@ from chains.network.second_order import SecondOrder
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
 
 
-def compiled_fits(
-    second: SecondOrder, data: Mapping[str, Any], own: Collection[str], p: np.ndarray, low: np.ndarray, high: np.ndarray,
-    gtol: float, ftol: float,
-) -> CompiledFits | None:  # fmt: skip
-    """The descents from the rows of `p`; None where there is no machine code. `own` data have a row for each member."""
-    network, loss, n = second.network, second.loss, p.shape[1]
+def settings_of(n: int, gtol: float, ftol: float) -> dict[str, float]:
+    """The numbers of the method for `n` parameters."""
+    return {
+        "gtol": gtol, "ftol": ftol, "least": n * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
+        "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
+    }  # fmt: skip
+
+
+def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int = 1) -> Fitter | None:
+    """What fits on these data in machine code; None where there is no such code. `own` data have a row for each member."""
+    network, loss, n = second.network, second.loss, second.network.n_params
+    dtype = np.dtype(np.float64)
     if not 0 < n <= MAX_PARAMETERS:
         return None
-    factors, t = _weighed(second, data, own, len(p))
+    factors, t = _weighed(second, data, own, members)
     target = t.shape[1 + ("t" in own or "weights" in own) :]
     criterion = Criterion(loss, target)
     programs = []
@@ -33,9 +39,9 @@ def compiled_fits(
         shape = network.backend.matrix_shape(n) if wanted else None
         if wanted and shape is None:
             return None
-        make = partial(record_derivatives.sum_of_squares, network, loss, target, p.dtype, shape)
+        make = partial(record_derivatives.sum_of_squares, network, loss, target, dtype, shape)
         try:
-            programs.append(network.program(p, ("sum of squares", p.dtype, shape), make, criterion))
+            programs.append(network.program(t, ("sum of squares", dtype, shape), make, criterion))
         except NotImplementedError:  # a layer without a rule for single samples
             return None
     model, value = programs
@@ -46,14 +52,10 @@ def compiled_fits(
     used = {name: a for name, a in everything.items() if name in model.program.buffers or name in value.program.buffers}
     kinds = {name: (model.program.buffers.get(name) or value.program.buffers[name]).dtype for name in used}
     arrays = {name: np.ascontiguousarray(array, kinds[name]) for name, array in used.items()}
-    settings = {
-        "gtol": gtol, "ftol": ftol, "least": n * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
-        "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
-    }  # fmt: skip
     shared = {name: array for name, array in arrays.items() if not has_rows[name]} | model.settings | value.settings
     rows = {name: array for name, array in arrays.items() if has_rows[name]}
     samples = data["x"].shape[1 if "x" in own else 0]
-    return model.backend.fits(model.program, value.program, samples, shared, rows, p, low, high, settings)
+    return model.backend.fitter(model.program, value.program, samples, shared, rows)
 
 
 def _weighed(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int) -> tuple[np.ndarray, np.ndarray]:

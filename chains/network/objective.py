@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
 from chains.network import executables
-from chains.network.fits import compiled_fits
+from chains.network.fits import fitter_of, settings_of
 from chains.network.network import network_of
 from chains.network.second_order import SecondOrder
 from chains.penalties import Penalty
@@ -52,6 +52,9 @@ def objective(
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
     return Objective(executable, data, network.n_params, extra, remake, second)
+
+
+_UNKNOWN = object()  # whether there is machine code for fits, before it is asked for
 
 
 class Objective:
@@ -88,6 +91,7 @@ class Objective:
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
         self._quick: Callable[..., Any] = decline
         self._slow_calls = 0
+        self._fitter: Any = _UNKNOWN
 
     def __call__(self, p: Any) -> tuple[Any, np.ndarray]:
         """The value and the gradient, in the memory of `p`.
@@ -274,7 +278,11 @@ class Objective:
         """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None where there is none."""
         if self._place is not HOST:
             return None
-        return compiled_fits(self.second_order, self._data, (), p, low, high, gtol, ftol)
+        if self._fitter is _UNKNOWN:
+            self._fitter = fitter_of(self.second_order, self._data, ())
+        if self._fitter is None:
+            return None
+        return cast(CompiledFits, self._fitter.start(p, low, high, settings_of(p.shape[1], gtol, ftol)))
 
     @property
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.residuals.loss import ResidualLoss
 
-BLOCK_ROWS = 24  # of J'J that one product fills
+MIN_BLOCK_ROWS, MAX_BLOCKS = 16, 8  # rows of J'J that one product fills; such products
 
 
 def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
@@ -194,8 +194,9 @@ def sum_of_squares(
         by_residual = j.rows
         ops.matmul(ops.external("g", (size,), role="output").expand(0), r.reshape(count, 1).rows.T, by_residual)
         normal = ops.external("matrix", matrix, role="output")
-        for start in range(0, size, BLOCK_ROWS):
-            stop = min(size, start + BLOCK_ROWS)
+        rows = max(MIN_BLOCK_ROWS, -(-size // (8 * MAX_BLOCKS)) * 8)  # whole vectors
+        for start in range(0, size, rows):
+            stop = min(size, start + rows)
             block = normal.slice(0, start, stop).slice(1, start, size)
             ops.matmul(block, by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
     return ops.finish()

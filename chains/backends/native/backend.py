@@ -13,7 +13,7 @@ from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed, Sin
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed, NativeMemberFeed
-from chains.backends.native.fits import NativeFits, matrix_shape
+from chains.backends.native.fits import NativeFitter, matrix_shape
 from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
@@ -108,16 +108,11 @@ class NativeBackend(Backend):
     def matrix_shape(self, n: int) -> tuple[int, int] | None:
         return matrix_shape(n)
 
-    def fits(
-        self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays, p: np.ndarray, low: np.ndarray,
-        high: np.ndarray, settings: dict[str, float],
-    ) -> NativeFits:  # fmt: skip
-        threads = self.threads
-
-        def bind(program: Program, arrays: Arrays) -> NativeBinding:
+    def fitter(self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays) -> NativeFitter:
+        def bind(threads: int, program: Program, arrays: Arrays) -> NativeBinding:
             return NativeBinding(program, self.compile(program, batch, threads), batch, arrays, threads, None)
 
-        return NativeFits(bind, threads, model, value, shared, own, p, low, high, settings)
+        return NativeFitter(bind, lambda: self.threads, model, value, shared, own)
 
     def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
         if isinstance(binding, FollowingBinding) and binding.work <= MAX_LOCKED_OPERATIONS:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from chains.backends.base import Arrays, aligned
+from chains.backends.base import Arrays, Fitter, aligned
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.runtime.epoch import PLACE
 from chains.backends.native.runtime.levenberg_marquardt import FIT, NUMBERS, block_rows, fit_code
@@ -25,6 +26,30 @@ def matrix_shape(n: int) -> tuple[int, int]:
     return size, -(-(size + 1) // lanes) * lanes
 
 
+class NativeFitter(Fitter):
+    """The two programs of a fit on data, with the memory of each thread that was used before and is idle."""
+
+    def __init__(
+        self, bind: Callable[[int, Program, Arrays], NativeBinding], threads: Callable[[], int], model: Program, value: Program,
+        shared: Arrays, own: Arrays,
+    ) -> None:  # fmt: skip
+        self._bind, self._threads = bind, threads
+        self._programs, self._shared, self._own = (model, value), shared, own
+        self._idle: dict[tuple[int, bool], list[_Lane]] = {}
+
+    def start(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, settings: dict[str, float]) -> NativeFits:
+        number, alone = self._threads(), len(p) > 1
+        idle = self._idle.setdefault((number, alone), [])
+        lanes: list[_Lane] = []
+        while len(lanes) < min(number, len(p)):
+            try:
+                lanes.append(idle.pop())
+            except IndexError:
+                bind = partial(self._bind, number)
+                lanes.append(_Lane(bind, *self._programs, self._shared, self._own, p.shape[1], alone=alone))
+        return NativeFits(lanes, idle, number, p, low, high, settings)
+
+
 class NativeFits:
     """The descents of the rows of `p`, which move. `settings` are the numbers of `FIT` by name.
 
@@ -33,23 +58,25 @@ class NativeFits:
     """
 
     def __init__(
-        self, bind: Callable[[Program, Arrays], NativeBinding], threads: int, model: Program, value: Program, shared: Arrays,
-        own: Arrays, p: np.ndarray, low: np.ndarray, high: np.ndarray, settings: dict[str, float],
+        self, lanes: list[_Lane], idle: list[_Lane], threads: int, p: np.ndarray, low: np.ndarray, high: np.ndarray,
+        settings: dict[str, float],
     ) -> None:  # fmt: skip
-        count = len(p)
         self.p, self._start, self._low, self._high = p, p.copy(), low, high
         self.g, self._largest = np.zeros(p.shape), np.zeros(p.shape)
-        self._numbers = np.zeros((count, len(NUMBERS)))
-        self._own = own
-        self._lanes = [
-            _Lane(bind, model, value, shared, own, self._moved(), settings, alone=count > 1)
-            for _ in range(max(1, min(threads, count)))
-        ]
-        self._words = np.array([lane.words for lane in self._lanes])
-        for lane, words in zip(self._lanes, self._words, strict=True):
-            lane.place(words)
-        self._threads = threads
+        self._numbers = np.zeros((len(p), len(NUMBERS)))
+        self._lanes, self._idle, self._threads = lanes, idle, threads
+        self._words = np.array([lane.words for lane in lanes])
+        for name, number in settings.items():
+            self._words.view(np.float64 if FIT.types[name].is_float else np.int64)[:, FIT.positions[name]] = number
+        moved = self._moved()
+        for lane, words in zip(lanes, self._words, strict=True):
+            lane.place(words, moved)
         self._share, self._alone = (_PARALLEL(runtime().address(name)) for name in ("parallel", "serial"))
+
+    def close(self) -> None:
+        """Give the memory of the threads back; nothing is computed afterwards."""
+        self._idle += self._lanes
+        self._lanes = []
 
     def _moved(self) -> dict[str, np.ndarray]:
         """The rows of a member, by name in `FIT`."""
@@ -91,9 +118,8 @@ class _Lane:
 
     def __init__(
         self, bind: Callable[[Program, Arrays], NativeBinding], model: Program, value: Program, shared: Arrays, own: Arrays,
-        moved: Arrays, settings: dict[str, float], *, alone: bool,
+        n: int, *, alone: bool,
     ) -> None:  # fmt: skip
-        n = moved["at"].shape[1]
         size, ld = matrix_shape(n)
         p, g, matrix = _zeros(n), _zeros(n), _zeros(size * ld).reshape(size, ld)
         matrix[range(n, size), range(n, size)] = 1.0
@@ -115,24 +141,20 @@ class _Lane:
             model_value=model_value.ctypes.data, trial_value=trial_value.ctypes.data, n=n, size=size, ld=ld,
             factor=factor.ctypes.data, **{name: vector.ctypes.data for name, vector in vectors.items()},
         )  # fmt: skip
-        for name, number in settings.items():
-            kind = np.float64 if FIT.types[name].is_float else np.int64
-            self.words.view(kind)[FIT.positions[name]] = number
         places = []
         for binding in bindings:
             for name, rows in own.items():
                 if name in binding.addresses:
                     first, stride = rows.ctypes.data, rows.strides[0]
                     places += [PLACE.pack(word=word, first=first, stride=stride) for word in binding.slots(name)]
-        self._moved = moved
         self.fixed = np.array(places, np.int64).reshape(-1, PLACE.size)
         self._keep = bindings, p, g, matrix, model_value, trial_value, factor, vectors
 
-    def place(self, words: np.ndarray) -> None:
+    def place(self, words: np.ndarray, rows_of: Arrays) -> None:
         """Let the rows of a member go to these words of the thread."""
         moved = [
             PLACE.pack(word=words.ctypes.data + 8 * FIT.positions[name], first=rows.ctypes.data, stride=rows.strides[0])
-            for name, rows in self._moved.items()
+            for name, rows in rows_of.items()
         ]
         self._places = np.concatenate([np.array(moved, np.int64), self.fixed])
         FIT.write(words, places=self._places.ctypes.data, place_count=len(self._places))
