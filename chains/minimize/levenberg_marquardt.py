@@ -131,7 +131,7 @@ class LevenbergMarquardt:
             else:
                 promised = 0.5 * (self._damping * length * length - slope)
             most_promised = max(most_promised, promised)
-            if length <= EPSILON * self._length(self.p) or not (clipped or promised > EPSILON * self.value):
+            if not length > EPSILON * self._length(self.p) or not (clipped or promised > EPSILON * self.value):
                 return self._explain(most_promised)
             if not promised > EPSILON * self.value:  # too long for the bounds
                 self._radius = 0.25 * self._tried

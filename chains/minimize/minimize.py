@@ -186,7 +186,7 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high)")
     try:
-        low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape)) for each in bounds)
+        low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape), order="C") for each in bounds)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`bounds` must be numbers or arrays that broadcast to the shape of `p`, {p.shape}: {error}"

@@ -166,6 +166,14 @@ def test_levenberg_marquardt(capsys):
     assert table_row(text, "LM")[3] < table_row(text, "BFGS")[3]
 
 
+def test_pixels(tmp_path, capsys):
+    load("pixels").main(["--size", "6", "--plot", str(tmp_path / "pixels.png")])
+    text = capsys.readouterr().out
+    assert "36 of 36 rows" in text
+    assert "T: the median error bar is" in text
+    assert (tmp_path / "pixels.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_lenet5(tmp_path, capsys):
     write_mnist(tmp_path, (700, 100))
     load("lenet5").main(["--epochs", "3", "--samples", "600", "--backend", "numpy", "--data", str(tmp_path)])

@@ -124,7 +124,8 @@ def test_bounds_are_kept_and_the_minimum_is_scipys(method):
     optimize = pytest.importorskip("scipy.optimize")
     net, x, t, starts = problem(4)
     objective = net.objective(x, t, SquaredLoss())
-    low, high = -1.5, 1.5
+    low, high = np.full(17, -1.5), 1.5
+    low[3] = -1.25
     options = {"gtol": 1e-7, "ftol": 0.0, "maxiter": 3000, "bounds": (low, high)}
     found = minimize(objective, starts, method, **options)
     assert found.success.all()

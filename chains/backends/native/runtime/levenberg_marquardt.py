@@ -442,7 +442,7 @@ def _step(module: Module) -> Function:
         w.set("most", w.larger(promised, w.get("most")))
         enough = f.compare("ogt", promised, w.times(epsilon, value))
         here = w.times(epsilon, w.length(at))
-        ended = w.any_of(f.compare("ole", length, here), w.inverse_of(w.any_of(clipped, enough)))
+        ended = w.any_of(f.compare("ule", length, here), w.inverse_of(w.any_of(clipped, enough)))
 
         def explain() -> Value:
             rounding = f.fma(here, here, w.times(w.constant(EPSILON**0.5), value))
