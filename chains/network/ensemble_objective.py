@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -49,11 +50,13 @@ def objective_of(
     if lengths is not None or comm is not None:
         raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
     data = ensembles.check_data(network, count, x, t, loss, weights, None)
+    return EnsembleObjective(data, partial(_made, net, loss, penalty, state, mode, seed))
 
-    def make(x: Any, t: Any, weights: Any = None) -> Objective:
-        return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None)
 
-    return EnsembleObjective(data, make)
+def _made(
+    net: Any, loss: Loss, penalty: Penalty | None, state: Any, mode: str, seed: int, x: Any, t: Any, weights: Any = None
+) -> Objective:
+    return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None)
 
 
 class EnsembleObjective:
@@ -134,6 +137,9 @@ class EnsembleObjective:
         if p.shape != (self.members, self.n_params):
             raise ValueError(f"`p` has shape {p.shape}: wanted ({self.members}, {self.n_params}), a row for each member")
         return p
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EnsembleObjective, (self._data, self._make)
 
     def __repr__(self) -> str:
         return f"<objectives of {counted(self.members, 'member')}, {counted(self.n_params, 'parameter')} each>"

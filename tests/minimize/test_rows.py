@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -100,6 +102,14 @@ def test_the_best_row_and_the_print():
     text = repr(found)
     assert f"of {len(starts)} rows" in text
     assert f"the lowest in row {best}" in text
+
+
+def test_objectives_of_members_can_be_pickled():
+    net, x, t, starts = problem(own=True)
+    objective = net.objective(x, t, SquaredLoss())
+    wanted = minimize(objective, starts, "LM", maxiter=3)
+    found = minimize(pickle.loads(pickle.dumps(objective)), starts, "LM", maxiter=3)
+    np.testing.assert_array_equal(found.x, wanted.x)
 
 
 def test_rows_that_do_not_fit_are_refused():

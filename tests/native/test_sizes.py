@@ -14,12 +14,14 @@ import pytest
 import chains
 from chains import SGD, Chain, Dense, Dropout, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
+from chains.expr import tanh as scalar_tanh
 from chains.network import record
 from chains.network.network import network_of
+from chains.program import Recorder
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import memory_plan
+from chains.backends.native import NativeBackend, memory_plan
 from tests.native.support import (
     FUNCTIONS,
     Fenced,
@@ -141,3 +143,25 @@ def test_a_fence_that_is_touched_is_seen():
     ctypes.c_float.from_address(array.ctypes.data + 12).value = 1.0
     with pytest.raises(AssertionError, match="behind"):
         fences.check()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("width", range(2, 9))
+def test_maps_of_rows_shorter_than_a_vector(width, dtype):
+    """Numbers of each column, of all and of each sample, at batch sizes around whole blocks."""
+    ops = Recorder("short rows", dtype)
+    x, row = ops.external("x", (width,), role="input", batched=True), ops.external("row", (width,), role="input")
+    own, one = ops.external("own", (1,), role="input", batched=True), ops.external("one", (), role="input")
+    y, z = (ops.external(name, (width,), role="output", batched=True) for name in ("y", "z"))
+    ops.map(y, lambda x, row, one: scalar_tanh(x * row) + one, x, row, one)
+    ops.map(z, lambda y, row, own: y * row - own, y, row, own)
+    program, rng = ops.finish(), np.random.default_rng(width)
+    for batch in (1, 7, 8, 9, 16, 31, 200):
+        given = {"x": (batch, width), "row": (width,), "own": (batch, 1), "one": ()}
+        arrays = {name: np.asarray(rng.normal(size=shape), dtype) for name, shape in given.items()}
+        binding = NativeBackend(threads=1).bind(program, batch, arrays)
+        binding()
+        wanted = np.tanh(arrays["x"] * arrays["row"]) + arrays["one"]
+        tolerance = 1e-5 if dtype == np.float32 else 1e-13
+        np.testing.assert_allclose(binding.arrays["y"], wanted, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(binding.arrays["z"], wanted * arrays["row"] - arrays["own"], rtol=tolerance, atol=tolerance)

@@ -154,7 +154,59 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
         elif inner.extent % lanes:
             chunk(whole, f.lane_mask(lanes, inner.extent % lanes))
 
-    step_through(frame, loops[:-1], pointers, scalar, run_inner)
+    def run_rows(pointers: list[Value]) -> None:
+        """Rows shorter than a vector: as many rows as a vector has lanes are as many vectors as a row has numbers."""
+        outer, size = loops[-2], int(inner.extent)  # type: ignore[arg-type]
+        repeated = [k for k in range(n_outs, len(pointers)) if outer.strides[k] == 0]
+        patterns = {k: _repeated(f, pointers[k], inner.strides[k], size, type) for k in repeated}
+        rows = frame.extent(outer.extent)
+
+        def vector(first: Value, j: int, mask: Value | None) -> None:
+            start = f.add(f.mul(first, size), j * lanes)
+            at = [p if k in patterns else f.address(p, start, scalar) for k, p in enumerate(pointers)]
+            body(at, {k: pattern[j] for k, pattern in patterns.items()}, type, mask)
+
+        def block(first: Value, _: list[Value]) -> None:
+            for j in range(size):
+                vector(first, j, None)
+
+        first, _ = f.loop(integer(0), f.add(rows, 1 - lanes), lanes, block)
+        rest = f.mul(f.binary("sub", rows, first), size)
+        for j in range(size):
+            left = f.binary("sub", rest, integer(j * lanes))
+            more = f.compare("sgt", left, integer(0))
+            f.when(more, lambda j=j, left=left: vector(first, j, f.first_lanes(lanes, left)))  # type: ignore[misc]
+
+    if _has_short_rows(loops, n_outs, lanes):
+        step_through(frame, loops[:-2], pointers, scalar, run_rows)
+    else:
+        step_through(frame, loops[:-1], pointers, scalar, run_inner)
+
+
+def _has_short_rows(loops: Sequence[Axis], n_outs: int, lanes: int) -> bool:
+    """Whether rows are shorter than a vector, and each operand is contiguous over the rows or the same for all of them."""
+    if len(loops) < 2 or not isinstance(size := loops[-1].extent, int) or not size < lanes:
+        return False
+    strides = list(zip(loops[-2].strides, loops[-1].strides, strict=True))
+    return all(each == (size, 1) for each in strides[:n_outs]) and all(
+        each in ((size, 1), (0, 0), (0, 1)) for each in strides[n_outs:]
+    )
+
+
+def _repeated(f: Function, pointer: Value, stride: int, size: int, type: Type) -> list[Value]:
+    """The vectors of `size` numbers at a pointer, repeated; of one number, where the stride is 0."""
+    scalar = Type(type.name)
+    if not stride:
+        return [f.splat(f.load(scalar, pointer), type.lanes)] * size
+    numbers = [f.load(scalar, f.address(pointer, integer(k), scalar)) for k in range(size)]
+    vectors = []
+    for j in range(size):
+        vector = Value("poison", type)
+        for lane in range(type.lanes):
+            each = numbers[(j * type.lanes + lane) % size]
+            vector = f.assign(type, f"insertelement {vector}, {each}, i64 {lane}")
+        vectors.append(vector)
+    return vectors
 
 
 def step_through(
