@@ -285,10 +285,8 @@ class QuasiNewton:
                 break
             if not falls or (value > low[1] and low[0] > 0.0):
                 high = (step, value, rise)
-            elif rise >= 0.0:
-                high, low = low, (step, value, rise)
             else:
-                if high is not None and (high[0] - low[0]) * rise >= 0.0:
+                if rise >= 0.0 if high is None else (high[0] - low[0]) * rise >= 0.0:
                     high = low
                 low = (step, value, rise)
             if high is None:

@@ -116,6 +116,21 @@ def test_the_start_is_left_and_the_callback_called(method):
     assert (stopped.nit, stopped.success) == (3, False)
 
 
+def test_the_line_search_keeps_a_minimum_between_its_ends():
+    """A narrow valley behind a gentle slope: tries fall left and right of it, all of them with a steep slope."""
+    places, slopes = np.array([0.0, 0.3, 0.35, 0.55, 0.65, 9.0]), np.array([-1.0, -1.0, -5.0, -5.0, 3.0, 3.0])
+
+    def valley(p):
+        ends = np.unique([*places[places < p[0]], 0.0, p[0]])
+        between = np.interp(ends, places, slopes)
+        return float(np.sum(np.diff(ends) * (between[1:] + between[:-1]) / 2.0)), np.interp(p, places, slopes)
+
+    found = minimize(valley, np.zeros(1), "BFGS", gtol=1e-9)
+    np.testing.assert_allclose(found.x, 0.6125, atol=1e-9)
+    assert found.success
+    assert found.nfev <= 20
+
+
 @every_method
 def test_infinite_values_are_walls(method):
     def walled(x):

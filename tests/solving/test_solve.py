@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh
+from chains import Adam, AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh, train
 from chains.expr import sin
+from chains.solving.solve import ADAM_STRETCH
 
 OPTIONS = {"adam": 150, "iterations": 90, "every": 30, "progress": False}
 
@@ -45,6 +46,17 @@ def test_it_solves():
     assert found.metrics["error"][-1] == error(found.p)
     assert found.loss[-1] < 1e-4 * found.loss[0]
     assert found.seconds == sorted(found.seconds)
+
+
+def test_weights_are_renewed_between_stretches_of_adam():
+    net, p, problem, _ = poisson()
+    found = solve(net, p, problem, adam=ADAM_STRETCH + 7, iterations=0, weights=AdaptiveWeights(), optimizer=Adam(1e-2))
+    weights, q, history = AdaptiveWeights(), p.copy(), None
+    for steps in (ADAM_STRETCH, 7):
+        at = weights.update(net, q, problem)
+        whole = {"epochs": steps, "batch_size": None, "shuffle": False, "resume": history}
+        history = train(net, q, at.x, at.t, at.loss, Adam(1e-2), **whole)
+    np.testing.assert_array_equal(found.p, q)
 
 
 @pytest.mark.parametrize("method", ["SSBroyden", "BFGS", "L-BFGS"])
