@@ -28,7 +28,9 @@ PROBLEMS = (
     "rosetta_rnn",
     "ensemble",
     "fits",
-)  # one module each, with `contests(options)`
+    "burgers",
+    "helmholtz",
+)  # one module each, with `contests(options)`, or `runs(options)`: texts with criteria
 
 
 def main() -> int:
@@ -64,13 +66,18 @@ def main() -> int:
         return _summary(_accuracy(problems, options))
     rounds = arguments.rounds or (3 if options.quick else 11)
     seconds = arguments.seconds or (0.05 if options.quick else 0.2)
-    tables = []
+    tables: list[Table] = []
+    criteria: list[Criterion] = []
     for name in problems:
         try:
-            contests = import_module(f"benchmarks.problems.{name}").contests(options)
+            module = import_module(f"benchmarks.problems.{name}")
+            contests = module.contests(options) if hasattr(module, "contests") else []
         except OSError as error:  # no data
             print(f"{name}: left out: {error}", end="\n\n")
             continue
+        for text, found in module.runs(options) if hasattr(module, "runs") else []:
+            print(text, end="\n\n", flush=True)
+            criteria += found
         for contest in contests:
             table = _race(contest, rounds, seconds)
             tables.append(table)
@@ -79,7 +86,7 @@ def main() -> int:
         report.save_json(arguments.json, facts, tables)
     if arguments.plot:
         report.save_plot(arguments.plot, facts, tables)
-    return _summary([criterion for table in tables for criterion in table.criteria])
+    return _summary([*criteria, *(criterion for table in tables for criterion in table.criteria)])
 
 
 def _race(contest: Contest, rounds: int, seconds: float) -> Table:
