@@ -29,6 +29,7 @@ def runs(options: Options) -> list[tuple[str, list[Criterion]]]:
         jax_residual=residual,
         jax_transform=transform,
         rate=example.RATE,
+        seconds=45.0,
     )
     return time_to_error.runs(problem, options)
 

@@ -1,4 +1,7 @@
-"""Helmholtz' equation, solved: u_xx + u_yy + u = f on a square, with four waves in one direction (Wang, Teng and Perdikaris 2021)."""
+"""Helmholtz' equation, solved: u_xx + u_yy + u = f on a square, with four waves in one direction.
+
+The problem is that of Wang, Teng and Perdikaris (2021).
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ def runs(options: Options) -> list[tuple[str, list[Criterion]]]:
         jax_residual=residual,
         jax_transform=lambda y, z: (1.0 - z[:, 0] ** 2) * (1.0 - z[:, 1] ** 2) * y,
         rate=1e-3,
+        seconds=50.0,
     )
     return time_to_error.runs(problem, options)
 

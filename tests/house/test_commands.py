@@ -41,6 +41,8 @@ SMALL = "Chain(Dense(2, 2)), MSELoss(), Adam(1e-3), 10"
 SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks": (f"{CHEAP} --dtype float64 --json results.json --plot results.png", {"__main__.PROBLEMS": ["latency"]}),
     "benchmarks attention": (CHEAP, {}),
+    **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
+        "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
     "benchmarks latency": (CHEAP, {}),
     "benchmarks lenet5": (CHEAP, {"lenet5.SAMPLES": 8, "lenet5.BATCHES": (4, 8)}),
@@ -81,6 +83,7 @@ RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
     **{f"examples/{path.name}": "tests/house/test_examples.py" for path in (ROOT / "examples").glob("*.py")},
+    "docs/tutorials/equations/burgers.py": "tests/house/test_tutorials.py",
     "examples/export/make.py": "tests/exporting/test_languages.py",
     "examples/export/cortex/make.py": "tests/exporting/test_languages.py",
     **{f"tests.campaign.{path.stem}": "tests/campaign/test_campaigns.py" for path in (ROOT / "tests/campaign").glob("*.py")},

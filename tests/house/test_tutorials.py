@@ -19,6 +19,7 @@ def test_tutorials_run(path, tmp_path, monkeypatch):
     from matplotlib import pyplot
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ITERATIONS", "20")  # of equations/burgers.py and its neighbours
     matplotlib.use("agg")
     try:
         runpy.run_path(str(path), run_name="__main__")
