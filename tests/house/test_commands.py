@@ -44,6 +44,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
         "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
+    "benchmarks fits": (CHEAP, {"fits.MEMBERS": 2, "fits.STEPS": {1: 2, 2: 2}}),
     "benchmarks latency": (CHEAP, {}),
     "benchmarks lenet5": (CHEAP, {"lenet5.SAMPLES": 8, "lenet5.BATCHES": (4, 8)}),
     "benchmarks lenet5 --accuracy": (ONE_EPOCH, {}),
@@ -67,6 +68,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
     "benchmarks.studies.export": ("", {}),
+    "benchmarks.studies.fits": ("--count 2 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
     "benchmarks.gpu": ("--plan", {}),
