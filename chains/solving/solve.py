@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,18 @@ from chains.minimize.minimize import minimize
 from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem
 from chains.residuals.weights import AdaptiveWeights
+from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.axes import new_axes
-from chains.support.checks import check_count, check_is, check_number, check_word
+from chains.support.checks import check_count, check_is, check_number, check_path, check_word
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
+from chains.training.folder_lock import FolderLock
 from chains.training.history import History
 from chains.training.train import train
 
 ADAM_STRETCH = 100  # steps of Adam between two updates of weights
-FILE = "solve.npz"
+FILE = "solve.safetensors"
 MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 
 
@@ -128,7 +131,7 @@ def solve(
     progress : bool, optional
         Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
     checkpoint : path, optional
-        A folder, in which a file is written after Adam and after each round.
+        A folder, in which a file is written after Adam and after each round. It belongs to one run.
     resume : bool
         Whether to continue, with identical bits, from the checkpoint in that folder, if there is one. All other arguments
         must be as they were, but `iterations` and `seconds` may be larger.
@@ -141,7 +144,8 @@ def solve(
     Raises
     ------
     TypeError, ValueError
-        For arguments that make no sense, and for a checkpoint of other settings.
+        For arguments that make no sense, for a checkpoint that is damaged or of other settings, and for a folder that another
+        run writes to.
     """
     check_is("problem", problem, ResidualProblem, "a ResidualProblem")
     if optimizer is None:
@@ -166,11 +170,13 @@ def solve(
         repr(net), repr(problem.loss), problem.x, problem.t, p, repr(optimizer), adam, every, method, k, c, repr(weights), seed
     ]  # fmt: skip
     run = _Run(net, p, problem, weights, method, every, candidates, k, c, seed, metrics or {}, _digest(settings))
-    path = None if checkpoint is None else Path(checkpoint) / FILE
-    if path is not None and resume and path.exists():
-        run.load(path)
-    with Progress(progress, adam + iterations, "iteration") as bar:
-        run.go(adam, optimizer, iterations, seconds, bar, path)
+    folder = None if checkpoint is None else check_path("checkpoint", checkpoint, "folder")
+    path = None if folder is None else folder / FILE
+    with nullcontext() if folder is None else FolderLock(folder):
+        if path is not None and resume and path.exists():
+            run.load(path)
+        with Progress(progress, adam + iterations, "iteration") as bar:
+            run.go(adam, optimizer, iterations, seconds, bar, path)
     return run.solution
 
 
@@ -288,7 +294,6 @@ class _Run:
             self._save(path)
 
     def _save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         s = self.solution
         known = {
             "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "loss": s.loss,
@@ -299,28 +304,27 @@ class _Run:
             arrays["matrix"] = self.matrix
         if self.weights is not None:
             arrays |= {f"weights {name}": array for name, array in self.weights.state().items()}
-        new = path.with_suffix(".new")
-        with new.open("wb") as file:
-            np.savez(file, known=np.array(json.dumps(known)), **arrays)
-        new.replace(path)
+        storage.write(path, arrays, {"solve": json.dumps(known)})
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint. Raises ValueError for one of other settings."""
-        with np.load(path) as arrays:
-            known = json.loads(str(arrays["known"]))
-            if known.pop("digest") != self.digest:
-                raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
-            s, self.ended_adam = self.solution, True
-            self.rounds, self.failed, self.done = (known.pop(name) for name in ("rounds", "failed", "done"))
-            for name, values in known.items():
-                setattr(s, name, values)
-            s.p, s.problem = arrays["p"], copy.copy(self.problem)
-            s.problem.x, s.problem.t = arrays["x"], arrays["t"]
-            self.before = s.seconds[-1]
-            self.matrix = arrays.get("matrix")
-            if self.weights is not None:
-                own = {name[8:]: arrays[name] for name in arrays.files if name.startswith("weights ")}
-                self.weights.restore(own)
+        """Continue from a checkpoint. Raises ValueError for one that is damaged or of other settings."""
+        try:
+            arrays, texts = storage.read(path)
+        except storage.DamagedFileError as error:
+            raise ValueError(f"`checkpoint` (={str(path.parent)!r}) has a damaged file {FILE!r}: {error}") from error
+        known = json.loads(texts["solve"])
+        if known.pop("digest") != self.digest:
+            raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
+        s, self.ended_adam = self.solution, True
+        self.rounds, self.failed, self.done = (known.pop(name) for name in ("rounds", "failed", "done"))
+        for name, values in known.items():
+            setattr(s, name, values)
+        s.p, s.problem = arrays["p"], copy.copy(self.problem)
+        s.problem.x, s.problem.t = arrays["x"], arrays["t"]
+        self.before = s.seconds[-1]
+        self.matrix = arrays.get("matrix")
+        if self.weights is not None:
+            self.weights.restore({name[8:]: array for name, array in arrays.items() if name.startswith("weights ")})
 
 
 def _digest(settings: list[Any]) -> str:

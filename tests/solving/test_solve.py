@@ -8,6 +8,7 @@ import pytest
 from chains import Adam, AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh, train
 from chains.expr import sin
 from chains.solving.solve import ADAM_STRETCH
+from chains.training.folder_lock import FolderLock
 
 OPTIONS = {"adam": 150, "iterations": 90, "every": 30, "progress": False}
 
@@ -69,6 +70,21 @@ def test_a_resumed_run_has_the_same_bits(method, tmp_path):
     np.testing.assert_array_equal(resumed.problem.t, whole.problem.t)
     with pytest.raises(ValueError, match="of a run with other settings"):
         run(method=method, every=20, checkpoint=tmp_path, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["solve.safetensors"]
+
+
+def test_checkpoints_are_refused_where_they_are_damaged_or_of_another_run(tmp_path):
+    run(iterations=0, checkpoint=tmp_path)
+    with FolderLock(tmp_path), pytest.raises(ValueError, match="written by another training, process"):
+        run(checkpoint=tmp_path)
+    (file,) = tmp_path.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ValueError, match=r"`checkpoint` .* damaged .*digest"):
+        run(checkpoint=tmp_path, resume=True)
+    with pytest.raises(ValueError, match="`checkpoint` must be a path"):
+        run(checkpoint="")
 
 
 def test_an_interrupted_run_has_what_is_best_so_far(tmp_path):
