@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,13 @@ from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
 from chains.exporting.interface import DERIVATIVES, Interface, interface_of
 from chains.losses import Loss
+from chains.network.checks import check_numeric
 from chains.network.network import check_net, network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.support import arguments
-from chains.support.checks import check_flags, check_path, check_text, check_word
+from chains.support.checks import check_c_name, check_flags, check_path, check_word
 from chains.support.messages import shown
 
 SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
@@ -119,9 +119,7 @@ def interface_for(
 ) -> Interface:  # fmt: skip
     """The functions of a network with these settings of `export`, which are checked here."""
     check_net(net)
-    check_text("name", name)
-    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise ValueError(f"`name` (={name!r}) must be a name in C, such as 'model'")
+    check_c_name("name", name)
     if gradient is not None:
         check_word("gradient", gradient, "parameters", "inputs", "both")
     kind = arguments.check_dtype(dtype)
@@ -180,8 +178,8 @@ def _derivatives(net: Chain, derivatives: Sequence[str]) -> tuple[str, ...]:
         raise TypeError(f"`derivatives` (={shown(derivatives)}) must be a tuple of names, such as ('jacobian', 'hessian')")
     for each in derivatives:
         check_word("derivatives", each, *DERIVATIVES)
-    if derivatives and network_of(net).id_count is not None:
-        raise TypeError("the inputs of this network are ids, by which nothing can be derived: leave `derivatives` out")
+    if derivatives:
+        check_numeric(network_of(net), ": leave `derivatives` out")
     return tuple(each for each in DERIVATIVES if each in derivatives)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -15,9 +14,10 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.interop.parts import needed
+from chains.network.checks import check_numeric
 from chains.network.network import check_net, network_of
 from chains.support import arguments
-from chains.support.checks import check_count, check_path, check_text
+from chains.support.checks import check_c_name, check_count, check_path
 
 _numbers = count()
 
@@ -76,11 +76,8 @@ def to_casadi(
     """
     casadi = needed("casadi")
     check_net(net)
-    check_text("name", name)
-    if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise ValueError(f"`name` (={name!r}) must be a name in C, such as 'F'")
-    if network_of(net).id_count is not None:
-        raise TypeError("the inputs of this network are ids, by which nothing can be derived: CasADi needs numbers")
+    check_c_name("name", name)
+    check_numeric(network_of(net))
     features = math.prod(net.input_shape)
     check_count("samples", samples, 1)
     check_count("given", given, 0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.interop.parts import needed
+from chains.network.checks import check_numeric
 from chains.network.network import check_net, network_of
 from chains.support import arguments
 from chains.support.checks import check_count
@@ -46,8 +47,7 @@ def to_pyomo(net: Chain, p: Any, state: Any = None, *, samples: int = 1) -> Any:
     needed("scipy")
     check_net(net)
     check_count("samples", samples, 1)
-    if network_of(net).id_count is not None:
-        raise TypeError("the inputs of this network are ids, by which nothing can be derived: Pyomo needs numbers")
+    check_numeric(network_of(net))
     p = np.array(arguments.check_params(p, net.n_params), np.float64)
     arguments.check_finite(p.dtype, p=p)
     net(np.zeros((1, *net.input_shape)), p, state=state)  # which checks the state

@@ -39,6 +39,12 @@ def check_params(network: Network, p: Any, x: Any, call: str) -> np.ndarray:
         raise
 
 
+def check_numeric(network: Network, advice: str = "") -> None:
+    """Raise TypeError for a network of ids."""
+    if network.id_count is not None:
+        raise TypeError(f"the inputs of this network are ids, by which nothing can be derived{advice}")
+
+
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless `loss` is one."""
     check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")

@@ -251,8 +251,8 @@ def _pulled(
 
 def _point(network: Network, p: Any, x: Any, call: str, *, real: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The checked parameters and inputs. Raises TypeError if inputs must be `real` and are ids."""
-    if real and network.id_count is not None:
-        raise TypeError("the inputs of this network are ids, by which nothing can be derived")
+    if real:
+        checks.check_numeric(network)
     p = checks.check_params(network, p, x, call)
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
     return p, arguments.to_device_of(p, {"x": x})["x"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from chains.backends.base import Fitter
 from chains.losses import Loss
 from chains.minimize.rows import CompiledFits
 from chains.network import ensembles
-from chains.network.fits import fitter_of, settings_of
+from chains.network.fits import fitter_of, started
 from chains.network.network import Network, network_of
 from chains.network.objective import Objective, objective
 from chains.penalties import Penalty
@@ -68,7 +68,6 @@ class EnsembleObjective:
     def __init__(self, data: ensembles.Members, make: Callable[..., Objective]) -> None:
         self._data, self._make = data, make
         self._made: dict[int, Objective] = {}
-        self._fitters: list[Fitter | None] = []  # of all members, once it is known
         self.members = data.count
         self.n_params = self.member(0).n_params
 
@@ -100,15 +99,14 @@ class EnsembleObjective:
 
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
         """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`; None where there is none."""
+        return started(self._fitter, p, low, high, gtol, ftol)
+
+    @cached_property
+    def _fitter(self) -> Fitter | None:
         if any(memory_of(array) is not HOST for array in self._data.arrays.values()):
             return None
-        if not self._fitters:
-            first = self.member(0)
-            data = {**first.state, **self._data.arrays}
-            self._fitters.append(fitter_of(first.second_order, data, self._data.own, self.members))
-        if self._fitters[0] is None:
-            return None
-        return cast(CompiledFits, self._fitters[0].start(p, low, high, settings_of(p.shape[1], gtol, ftol)))
+        first = self.member(0)
+        return fitter_of(first.second_order, {**first.state, **self._data.arrays}, self._data.own, self.members)
 
     def value(self, p: Any) -> np.ndarray:
         """The values alone, shape (members,).

@@ -210,9 +210,10 @@ def add_state(members: Members, network: Network, state: Any, p: Any, updated: b
 def _flat(name: str, array: Any, count: int, samples: int) -> Any:
     """The samples of all members in one batch. Raises ValueError unless each member has so many."""
     if array.shape[:2] != (count, samples):
+        beside = "" if name == "x" else ", as `x` has"
         raise ValueError(
             f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "
-            f"{counted(count, 'member')}, got {array.shape}"
+            f"{counted(count, 'member')}{beside}, got {array.shape}"
         )
     return array.reshape(count * samples, *array.shape[2:])
 

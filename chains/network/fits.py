@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from chains.backends.base import Fitter
 from chains.minimize.levenberg_marquardt import EPSILON, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
+from chains.minimize.rows import CompiledFits
 from chains.network import record_derivatives
 from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
@@ -17,12 +18,17 @@ from chains.network.second_order import SecondOrder
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
 
 
-def settings_of(n: int, gtol: float, ftol: float) -> dict[str, float]:
-    """The numbers of the method for `n` parameters."""
-    return {
-        "gtol": gtol, "ftol": ftol, "least": n * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
+def started(
+    fitter: Fitter | None, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float
+) -> CompiledFits | None:
+    """The descents from rows of parameters; None without a fitter."""
+    if fitter is None:
+        return None
+    settings = {
+        "gtol": gtol, "ftol": ftol, "least": p.shape[1] * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
         "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
     }  # fmt: skip
+    return cast(CompiledFits, fitter.start(p, low, high, settings))
 
 
 def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int = 1) -> Fitter | None:

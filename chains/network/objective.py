@@ -6,20 +6,21 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from mmap import mmap
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from chains.backends import Binding, Executable
+from chains.backends.base import Fitter
 from chains.backends.executable import decline
 from chains.losses import Loss
 from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
 from chains.network import executables
-from chains.network.fits import fitter_of, settings_of
+from chains.network.fits import fitter_of, started
 from chains.network.network import network_of
 from chains.network.second_order import SecondOrder
 from chains.penalties import Penalty
@@ -52,9 +53,6 @@ def objective(
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
     return Objective(executable, data, network.n_params, extra, remake, second)
-
-
-_UNKNOWN = object()  # whether there is machine code for fits, before it is asked for
 
 
 class Objective:
@@ -91,7 +89,6 @@ class Objective:
         self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
         self._quick: Callable[..., Any] = decline
         self._slow_calls = 0
-        self._fitter: Any = _UNKNOWN
 
     def __call__(self, p: Any) -> tuple[Any, np.ndarray]:
         """The value and the gradient, in the memory of `p`.
@@ -276,13 +273,11 @@ class Objective:
 
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
         """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None where there is none."""
-        if self._place is not HOST:
-            return None
-        if self._fitter is _UNKNOWN:
-            self._fitter = fitter_of(self.second_order, self._data, ())
-        if self._fitter is None:
-            return None
-        return cast(CompiledFits, self._fitter.start(p, low, high, settings_of(p.shape[1], gtol, ftol)))
+        return started(self._fitter, p, low, high, gtol, ftol)
+
+    @cached_property
+    def _fitter(self) -> Fitter | None:
+        return fitter_of(self.second_order, self._data, ()) if self._place is HOST else None
 
     @property
     def state(self) -> dict[str, Any]:

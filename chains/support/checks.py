@@ -6,6 +6,7 @@ import inspect
 import math
 import operator
 import os
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -93,6 +94,13 @@ def check_text(name: str, value: Any) -> None:
     """Raise TypeError unless `value` is a string, and not an empty one."""
     if not isinstance(value, str) or not value:
         raise TypeError(f"`{name}` (={shown(value)}) must be a string")
+
+
+def check_c_name(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError unless `value` is a name in C."""
+    check_text(name, value)
+    if not re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII):
+        raise ValueError(f"`{name}` (={value!r}) must be a name in C: a letter, then letters, digits and underscores")
 
 
 def check_word(name: str, value: Any, *words: str) -> None:
