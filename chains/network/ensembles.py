@@ -144,7 +144,7 @@ def check_data(network: Network, count: int, x: Any, t: Any, loss: Loss, weights
     checks.check_loss(loss)
     t, output = as_array("t", t), network.output_shape
     own = "x" in members.own or (t.shape[:2] == (count, samples) and not fits(t, samples, output, loss))
-    flat = _flat("t", t, count, samples) if own else t
+    flat = _flat("t", t, count, samples, f" by `x` of shape {members.arrays['x'].shape}") if own else t
     checked = checks.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
     if weights is not None:
@@ -207,13 +207,12 @@ def add_state(members: Members, network: Network, state: Any, p: Any, updated: b
     members.add("state", state, True)
 
 
-def _flat(name: str, array: Any, count: int, samples: int) -> Any:
-    """The samples of all members in one batch. Raises ValueError unless each member has so many."""
+def _flat(name: str, array: Any, count: int, samples: int, given: str = "") -> Any:
+    """The samples of all members in one batch. Raises ValueError unless each member has so many, as is `given`."""
     if array.shape[:2] != (count, samples):
-        beside = "" if name == "x" else ", as `x` has"
         raise ValueError(
             f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "
-            f"{counted(count, 'member')}{beside}, got {array.shape}"
+            f"{counted(count, 'member')}{given}, got {array.shape}"
         )
     return array.reshape(count * samples, *array.shape[2:])
 

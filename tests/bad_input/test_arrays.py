@@ -17,7 +17,7 @@ from tests.bad_input.support import CLASSIFIER, GOOD, LABELS, METHODS, NET, WITH
     [
         (np.ones((6, 4)), ["`x`", "(6, 4)", "(batch, 3)"]),
         (np.ones(3), ["`x`", "(3,)", "(batch, 3)", "x[None]"]),
-        (np.ones((6, 1, 3)), ["`x`", "(6, 1, 3)", "(batch, 3)"]),
+        (np.ones((6, 1, 1, 3)), ["`x`", "(6, 1, 1, 3)", "(batch, 3)"]),
         (np.float64(1.0), ["`x`", "()", "(batch, 3)"]),
         (np.ones((0, 3)), ["`x`", "(0, 3)", "empty"]),
         (np.ones((6, 3), complex), ["`x`", "complex128", "real"]),
@@ -30,6 +30,13 @@ from tests.bad_input.support import CLASSIFIER, GOOD, LABELS, METHODS, NET, WITH
 )
 def test_wrong_x(calls, method, x, words):
     assert_refused(lambda: getattr(calls, method)(x=x), *words, calls=calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_x_of_members(calls, method):
+    """Objectives take inputs of each member: the targets are those that do not fit then."""
+    words = ["`t`", "(6, 1, ...)", "6 members"] if method == "objective" else ["(batch, 3)"]
+    assert_refused(lambda: getattr(calls, method)(x=np.ones((6, 1, 3))), "`x`", "(6, 1, 3)", *words, calls=calls)
 
 
 @pytest.mark.parametrize("method", METHODS)

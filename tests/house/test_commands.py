@@ -81,6 +81,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
     "benchmarks.studies.updates": ("--sizes 20 --threads 1 --seconds 0.01", {}),
 }  # fmt: skip
+NEEDS = {"benchmarks.studies.estimators": "sklearn"}  # packages that the tests' extra lacks
 RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
@@ -150,6 +151,8 @@ def test_arguments_are_those_of_the_command(command, monkeypatch):
         raise ParsedError
 
     name, *arguments = words(command)
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
     monkeypatch.setattr(sys, "argv", [name, *(word for word in arguments if word != "...")])
     monkeypatch.syspath_prepend(ROOT / "examples")
@@ -195,6 +198,8 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("key", SMALLEST)
 def test_smallest_forms_run(key, data, tmp_path, monkeypatch, capfd):
     module, *rest = key.split()
+    if module in NEEDS:
+        pytest.importorskip(NEEDS[module])
     arguments, constants = SMALLEST[key]
     for name, value in constants.items():
         folder = "benchmarks" if name.startswith("__main__") else module.rpartition(".")[0] or "benchmarks.problems"

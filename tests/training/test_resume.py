@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -277,6 +278,7 @@ def test_a_rate_that_is_none_ends_between_steps(backend_name):
 @pytest.fixture
 def heeds_ctrl_c():
     """As in a terminal; a process that a shell has put into the background ignores it."""
+    gc.collect()  # Python loses an interrupt within a finaliser, such as those of machine code that earlier tests have left
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
