@@ -2,9 +2,8 @@
 
 SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
 device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
-`quasi_newton` has the parts of BFGS, SSBroyden and L-BFGS, `projected` L-BFGS within bounds, `levenberg_marquardt` the
-fourth method.
-`rows` has the descents of many vectors.
+`quasi_newton` has BFGS, SSBroyden and L-BFGS, `projected` has L-BFGS within bounds, `levenberg_marquardt` has the fourth
+method, and `rows` runs it in machine code for many vectors.
 """
 
 from __future__ import annotations
@@ -182,7 +181,7 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
     if method not in ("L-BFGS", "LM"):
         raise ValueError(f"`bounds` are for the methods 'L-BFGS' and 'LM', not for {method!r}")
     if memory_of(p) is not HOST:
-        raise TypeError("`bounds` are for vectors in the computer's memory, but `p` lies on the GPU")
+        raise TypeError("`bounds` are for vectors in the computer's memory, but `p` is on the GPU")
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high)")
     try:
@@ -232,7 +231,7 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
     else:
         fits, wanted = state.shape == (n, n), f"({n}, {n})"
     if not fits:
-        raise ValueError(f"`state` has shape {state.shape}, but the method {method!r} wants {wanted} for {n} parameters")
+        raise ValueError(f"`state` has shape {state.shape}, but the method {method!r} takes {wanted} for {n} parameters")
     if state.size and not bool(abs(state).max() < math.inf):
         raise ValueError("`state` must be finite, but holds an infinity or NaN")
     return memory_of(p).contiguous(state, np.float64)
@@ -241,7 +240,7 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
 def _descend(
     settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None
 ) -> Result:
-    """Step until it has converged, or cannot go on."""
+    """Step until it has converged, or finds no lower point."""
     point = _point(settings, function, p, box)
     success, message, iterations = _steps(settings, point, bar)
     if bar is not None:

@@ -14,7 +14,7 @@ from chains.support.progress import Progress
 
 CALL_SECONDS = 0.1
 MAX_ITERATIONS = 64  # of a member in a call; each call computes the model at its first point again
-MESSAGES = ("", CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR)  # by status; "" while it goes on
+MESSAGES = ("", CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR)  # by status; "" while it runs
 LIMIT = "the limit of iterations was reached"
 
 
@@ -29,7 +29,7 @@ class CompiledFits(Protocol):
     calls: np.ndarray
 
     def advance(self, members: np.ndarray, iterations: int) -> None:
-        """Do at most so many iterations of each of these members."""
+        """Do at most `iterations` iterations of each of these members."""
         ...
 
     def close(self) -> None:

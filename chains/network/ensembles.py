@@ -208,7 +208,7 @@ def add_state(members: Members, network: Network, state: Any, p: Any, updated: b
 
 
 def _flat(name: str, array: Any, count: int, samples: int, given: str = "") -> Any:
-    """The samples of all members in one batch. Raises ValueError unless each member has so many, as is `given`."""
+    """The samples of all members in one batch. Raises ValueError unless they are `samples`, as `given`."""
     if array.shape[:2] != (count, samples):
         raise ValueError(
             f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "

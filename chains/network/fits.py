@@ -16,6 +16,7 @@ from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
 
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
+MAX_RESIDUALS = 8  # of a sample: the program has a pullback for each, so that solutions of an ODE would compile for long
 
 
 def started(
@@ -35,7 +36,7 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     """What fits on these data in machine code; None where there is no such code. `own` data have a row for each member."""
     network, loss, n = second.network, second.loss, second.network.n_params
     dtype = np.dtype(np.float64)
-    if not 0 < n <= MAX_PARAMETERS:
+    if not 0 < n <= MAX_PARAMETERS or second.per_sample > MAX_RESIDUALS:
         return None
     factors, t = _weighed(second, data, own, members)
     target = t.shape[1 + ("t" in own or "weights" in own) :]

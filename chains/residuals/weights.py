@@ -21,7 +21,7 @@ class AdaptiveWeights:
     ``decay * number + rate * (floor + (1 - floor) * abs(r) / max(abs(r)))``, with the maximum over the points of its term. The
     weights of a term have the mean 1, so that the loss keeps its scale. At other points the numbers begin again, where they
     would be if residuals had always been as they are.
-    A term's factor is the mean of the norms of all terms' gradients, divided by the norm of its own; it moves by a tenth.
+    A term's factor is the mean of the norms of all terms' gradients, divided by the norm of this term's; it moves by a tenth.
 
     Source: Anagnostopoulos, Toscano, Stergiopulos and Karniadakis, "Residual-based attention in physics-informed neural
     networks", CMAME 421, 2024 (points); Wang, Teng and Perdikaris, "Understanding and mitigating gradient flow pathologies in

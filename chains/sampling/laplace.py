@@ -140,7 +140,7 @@ class Laplace:
         errors = value * (2.0 * len(x) if isinstance(self._loss, SquaredLoss) else size)  # of normal noise: the sum of squares
         if self._is_normal and noise is None and errors == 0.0:
             raise ValueError(
-                "`noise` (=None) must be given where a network meets all targets exactly: there is none to be seen"
+                "`noise` (=None) must be given where a network fits all targets exactly: no noise can be estimated"
             )
         if prior_precision is None and squares == 0.0:
             raise ValueError("`prior_precision` (=None) must be given where all parameters are zero")

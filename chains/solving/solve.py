@@ -127,7 +127,7 @@ def solve(
     seed : int
         Of the points: the same seed gives the same run.
     seconds : float, optional
-        No round begins after so many seconds; a resumed run counts those before.
+        No round begins after this time; a resumed run counts the time before.
     progress : bool, optional
         Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
     checkpoint : path, optional
@@ -245,7 +245,7 @@ class _Run:
         return float("nan") if history is None else history.loss[-1]
 
     def _round(self, iterations: int, bar: Progress) -> float:
-        """Iterations on points and with weights of their own; returns the last loss."""
+        """Iterations on new points and with new weights; returns the last loss."""
         solution = self.solution
         self.rounds += 1
         at = self.problem

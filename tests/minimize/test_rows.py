@@ -9,6 +9,7 @@ import pytest
 
 from chains import Chain, Dense, MSELoss, SquaredLoss, minimize, tanh
 from chains.minimize import rows
+from chains.network.fits import MAX_RESIDUALS
 from chains.residuals.problem import ResidualProblem, Term
 
 METHODS = ["LM", "BFGS", "SSBroyden", "L-BFGS"]
@@ -193,6 +194,18 @@ def test_machine_code_is_numpys_method(outputs, weighted, bounds):
             np.testing.assert_allclose(found.x, wanted.x, rtol=1e-4, atol=1e-4)
             assert found.fun == pytest.approx(wanted.fun, rel=1e-5)
             np.testing.assert_allclose(found.jac, wanted.jac, rtol=1e-3, atol=1e-5)
+
+
+def test_many_outputs_are_left_to_numpy():
+    """Each output is a pullback in the program: those of a solution at many times would be compiled for half a minute."""
+    x = np.linspace(-1.0, 1.0, 20)[:, None]
+    for outputs in (MAX_RESIDUALS, MAX_RESIDUALS + 1):
+        net = Chain(Dense(1, 3, tanh), Dense(3, outputs))
+        objective, start = net.objective(x, np.sin(x * np.arange(outputs)), SquaredLoss()), net.init_many(2, seed=0)
+        bounds = (np.full(start.shape, sign * np.inf) for sign in (-1.0, 1.0))
+        fits = objective.compiled_fits(start.astype(np.float64), *bounds, 0.0, 0.0)
+        assert (fits is None) == (outputs > MAX_RESIDUALS)
+        assert (minimize(objective, start, "LM", maxiter=5).fun < objective(start)[0]).all()
 
 
 def test_residual_problems_in_machine_code():

@@ -21,6 +21,7 @@ from benchmarks.studies.control.contestants import CONTESTANTS, KINDS, Library
 from chains import Chain, Dense, tanh
 
 HERE = Path(__file__).parent
+HARNESS = HERE.parents[1] / "harness"
 
 
 def measured(driver: Path, library: Library, kind: str, seconds: float) -> tuple[float, float, float] | None:
@@ -76,7 +77,7 @@ def main() -> None:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         driver = Path(name, "calls")
-        subprocess.run(["gcc", "-O2", HERE / "calls.c", "-ldl", "-lm", "-o", driver], check=True)
+        subprocess.run(["gcc", "-O2", f"-I{HARNESS}", HERE / "calls.c", "-ldl", "-lm", "-o", driver], check=True)
         for net in networks:
             compared(net, Path(name), driver, given.contestants, given.seconds, given.limit)
 

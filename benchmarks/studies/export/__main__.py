@@ -19,6 +19,7 @@ import chains
 from chains import Chain, Dense, tanh
 
 HERE = Path(__file__).parent
+HARNESS = HERE.parents[1] / "harness"
 MAKE = HERE.parents[2] / "examples" / "export" / "make.py"
 
 
@@ -28,7 +29,9 @@ def measure(folder: Path, target: str, suffix: str, *compiler: str) -> None:
         [sys.executable, MAKE, folder, "--target", target, "--suffix", suffix], check=True, stdout=subprocess.DEVNULL
     )
     model = folder / f"model{suffix}"
-    subprocess.run([*compiler, f"-I{folder}", HERE / "object.c", model, "-lm", "-o", folder / "bench"], check=True)
+    subprocess.run(
+        [*compiler, f"-I{folder}", f"-I{HARNESS}", HERE / "object.c", model, "-lm", "-o", folder / "bench"], check=True
+    )
     print(f"{' '.join(compiler)}, {model.stat().st_size:,} bytes: ", end="", flush=True)
     subprocess.run([folder / "bench"], check=True)
 
@@ -40,7 +43,9 @@ def derivatives(folder: Path, target: str, suffix: str, *compiler: str) -> None:
     chains.export(
         net, model, net.init(0, dtype="float64"), dtype="float64", derivatives=("jvp", "jacobian", "hessian"), target=target
     )
-    subprocess.run([*compiler, f"-I{folder}", HERE / "derivatives.c", model, "-lm", "-o", folder / "bench"], check=True)
+    subprocess.run(
+        [*compiler, f"-I{folder}", f"-I{HARNESS}", HERE / "derivatives.c", model, "-lm", "-o", folder / "bench"], check=True
+    )
     print(f"{' '.join(compiler)}, {model.stat().st_size:,} bytes: ", end="", flush=True)
     subprocess.run([folder / "bench"], check=True)
 

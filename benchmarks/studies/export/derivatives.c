@@ -1,24 +1,11 @@
 /* One sample of the network in model.h, a call after another: the median and the fastest of 101 rounds, in microseconds. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
+#include "rounds.h"
 #include "model.h"
 
 enum { ROUNDS = 101, CALLS = 10000 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static double x[4] = {-1.0, 0.3, 0.2, 0.9}, y[4], dx[4] = {1.0, 2.0, 3.0, 4.0}, v[4] = {4.0, 3.0, 2.0, 1.0}, J[16], H[16];
 

@@ -1,25 +1,12 @@
 /* One sample of the network in model.h, a call after another: the median and the fastest of 101 rounds, in microseconds. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "model.h"
 #include "parameters.h"
+#include "rounds.h"
 
 enum { ROUNDS = 101, CALLS = 20000 };
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
-}
-
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 int main(void)
 {

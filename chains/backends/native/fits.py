@@ -102,7 +102,7 @@ class NativeFits:
         return self._numbers[:, NUMBERS.index("calls")].astype(int)
 
     def advance(self, members: np.ndarray, iterations: int) -> None:
-        """Do at most so many iterations of each of these members (int64)."""
+        """Do at most `iterations` iterations of each of these members (int64)."""
         members, following = np.ascontiguousarray(members, np.int64), np.zeros(1, np.int64)
         FIT.write(
             self._words, iterations=iterations, next=following.ctypes.data, count=len(members), members=members.ctypes.data

@@ -1,7 +1,7 @@
 """Levenberg-Marquardt in machine code, written once for all programs: `chains.minimize.levenberg_marquardt` says what it does.
 
 A thread takes one member after another. Two programs are called by their addresses: one gives value, J'r and J'J at a point,
-the other the value alone. J'J lies in rows of `ld` numbers, of which those from the diagonal on are read. Rows and columns
+the other the value alone. J'J is stored in rows of `ld` numbers, of which those from the diagonal on are read. Rows and columns
 after the last parameter are those of the unit matrix, so that all blocks are whole. The right side is another column.
 """
 
