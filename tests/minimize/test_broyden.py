@@ -168,9 +168,9 @@ def test_the_state_is_kept_across_a_change_of_the_function(method):
 @pytest.mark.parametrize(
     ("method", "state", "message"),
     [
-        ("BFGS", np.eye(3), r"`state` has shape \(3, 3\), but the method 'BFGS' wants \(2, 2\) for 2 parameters"),
+        ("BFGS", np.eye(3), r"`state` has shape \(3, 3\), but the method 'BFGS' takes \(2, 2\) for 2 parameters"),
         ("SSBroyden", np.full((2, 2), np.nan), "`state` must be finite"),
-        ("L-BFGS", np.eye(2), r"the method 'L-BFGS' wants \(pairs, 2, 2\)"),
+        ("L-BFGS", np.eye(2), r"the method 'L-BFGS' takes \(pairs, 2, 2\)"),
         ("LM", np.eye(2), "of no use to the method 'LM'"),
     ],
 )
