@@ -30,7 +30,7 @@ from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes
 from chains.support.memory import HOST, memory_of
-from chains.support.messages import shown
+from chains.support.messages import counted, shown
 from chains.support.progress import Progress
 
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
@@ -111,6 +111,9 @@ def minimize(
         check_flags(progress=progress)
     if method == "LM" and not hasattr(function, "normal_equations"):
         raise TypeError(f"`function` (={shown(function)}) must be an objective of a squared loss for the method 'LM'")
+    n_params = getattr(function, "n_params", p.shape[-1])
+    if p.shape[-1] != n_params:
+        raise ValueError(f"`p` has shape {p.shape}, but `function` has {counted(n_params, 'parameter')}")
     by_rows = p.ndim == 2
     members = getattr(function, "members", None)
     if members is not None and (not by_rows or len(p) != members):
@@ -190,8 +193,9 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
         raise ValueError(
             f"`bounds` must be numbers or arrays that broadcast to the shape of `p`, {p.shape}: {error}"
         ) from error
-    if not (low <= high).all():
-        raise ValueError("`bounds` must have low <= high for every parameter")
+    if (wrong := ~(low <= high)).any():
+        pair = f"({low[wrong][0]:g}, {high[wrong][0]:g})"
+        raise ValueError(f"`bounds` must have low <= high for every parameter, with inf for no bound, got {pair}")
     return low, high
 
 

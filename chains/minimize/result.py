@@ -65,7 +65,7 @@ class Result:
             rows["fun"] = (
                 f"{best:.6g} to {worst:.6g}, median {middle:.6g}; the lowest in row {np.flatnonzero(self.fun == best)[0]}"
             )
-        for name in ("nit", "nfev"):
+        for name in ("nit", "nfev") if count else ():
             each = getattr(self, name)
             rows[name] = f"{each.min()} to {each.max()}, {each.sum():,} in all"
         rows["x"] = shown(self.x)

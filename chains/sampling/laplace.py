@@ -94,6 +94,8 @@ class Laplace:
         for y, j in self._linearised(x):
             rows = self._roots(y) @ j
             matrix += np.einsum("bop,boq->pq", rows, rows, optimize=True)
+        if not np.isfinite(matrix).all():
+            raise ValueError("the Jacobian of `net` at `p` and `x` is infinite or NaN")
         eigenvalues, self._axes = np.linalg.eigh(matrix)
         self._eigenvalues = np.maximum(eigenvalues, 0.0)
         self._choose(x, t, noise, prior_precision)

@@ -21,11 +21,13 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.minimize.minimize import minimize
+from chains.network.network import check_net
 from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem
 from chains.residuals.weights import AdaptiveWeights
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
+from chains.support.arrays import as_numpy
 from chains.support.axes import new_axes
 from chains.support.checks import check_count, check_is, check_number, check_path, check_word
 from chains.support.messages import counted, shown
@@ -147,6 +149,7 @@ def solve(
         For arguments that make no sense, for a checkpoint that is damaged or of other settings, and for a folder that another
         run writes to.
     """
+    check_net(net)
     check_is("problem", problem, ResidualProblem, "a ResidualProblem")
     if optimizer is None:
         optimizer = Adam(1e-3)
@@ -164,7 +167,7 @@ def solve(
         raise TypeError(f"`metrics` (={shown(metrics)}) must be functions of `p` by name")
     if resume and checkpoint is None:
         raise ValueError("`resume` needs `checkpoint`, the folder that the run before has written")
-    p = np.array(p, np.float64)
+    p = np.array(as_numpy("p", p), np.float64)
     check_trained(p, net.n_params)
     settings = [
         repr(net), repr(problem.loss), problem.x, problem.t, p, repr(optimizer), adam, every, method, k, c, repr(weights), seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -111,6 +112,22 @@ def test_objectives_of_members_can_be_pickled():
     wanted = minimize(objective, starts, "LM", maxiter=3)
     found = minimize(pickle.loads(pickle.dumps(objective)), starts, "LM", maxiter=3)
     np.testing.assert_array_equal(found.x, wanted.x)
+
+
+@pytest.mark.parametrize("method", ["LM", "BFGS", "SSBroyden", "L-BFGS"])
+def test_rows_of_another_length_are_refused(method):
+    """Before machine code reads beyond them."""
+    net, x, t, starts = problem()
+    for wrong in (starts[:, :3], starts[0, :3], np.zeros((2, 40))):
+        with pytest.raises(ValueError, match=rf"`p` has shape {re.escape(str(wrong.shape))}, but `function` has 17 parameters"):
+            minimize(net.objective(x, t, SquaredLoss()), wrong, method)
+
+
+def test_no_rows_are_no_fits():
+    net, x, t, starts = problem()
+    found = minimize(net.objective(x, t, SquaredLoss()), starts[:0], "LM")
+    assert (found.x.shape, found.fun.shape) == ((0, 17), (0,))
+    assert "0 of 0 rows" in repr(found)
 
 
 def test_rows_that_do_not_fit_are_refused():

@@ -143,6 +143,8 @@ def test_frozen_parameters_are_certain():
 def test_what_does_not_fit_is_refused(change, message):
     given = {"p": P, "x": X, "t": np.tile(T, 2)} | change
     assert_refused(lambda: Laplace(NET, **given), message)
+    with pytest.raises(ValueError, match="Jacobian of `net` at `p` and `x` is infinite or NaN"):
+        Laplace(NET, P, np.nan * X, np.tile(T, 2))
     with pytest.raises(ValueError, match="`noise` \\(=None\\) must be given"):
         Laplace(NET, P, X, NET(X, P))
     with pytest.raises(ValueError, match="`prior_precision` \\(=None\\) must be given"):

@@ -159,3 +159,10 @@ def test_it_can_be_drawn():
 def test_arguments_that_make_no_sense(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         run(**options)
+
+
+def test_networks_and_parameters_have_their_places():
+    net, p, problem, _ = poisson()
+    for swapped in ((p, net), (net, net)):
+        with pytest.raises(TypeError, match=r"`net` \(=an array|`p`"):
+            solve(*swapped, problem)
