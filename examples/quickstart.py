@@ -1,14 +1,13 @@
-"""A small network learns the exponential of 2x2 matrices: first with Adam, then with BFGS from SciPy.
+"""A small network learns the exponential of 2x2 matrices: first with Adam, then with BFGS.
 
 It shows the whole of a session: the network as a table and as the operations it was recorded into, training
-with a progress bar, the same network handed to an optimiser that knows nothing of networks, and the losses
-of both. No data are downloaded. The task is the first example of SimpleChains.jl.
+with a progress bar, a minimiser that sees a function of a flat vector, and the losses of both. No data are
+downloaded. The task is the first example of SimpleChains.jl.
 
     python examples/quickstart.py
 
-takes some fifteen seconds, most of them in BFGS's own products of n x n matrices for n parameters. SciPy is needed
-for BFGS and matplotlib for the plot; what is missing is left out. A few matrices with large exponentials
-rule the mean losses, so the table has the median error too.
+takes a few seconds. matplotlib is needed for the plot, which is left out without it. A few matrices with large
+exponentials rule the mean losses, so the table has the median error too.
 """
 
 from __future__ import annotations
@@ -16,32 +15,25 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
-from chains import Adam, Chain, Dense, History, SquaredLoss, tanh, train
-from chains.network.objective import Objective
+from chains import Adam, Chain, Dense, History, SquaredLoss, minimize, tanh, train
 
 
 def matrix_exponential(a: np.ndarray) -> np.ndarray:
-    """The exponentials of matrices, shape (..., n, n): SciPy's, or else scaling and squaring."""
-    try:
-        from scipy.linalg import expm
-    except ImportError:
-        # exp(a) = exp(a / 2^k)^(2^k), and for a small matrix a few terms of the Taylor series do.
-        largest = np.abs(a).sum(axis=-1).max(initial=1.0)
-        squarings = int(np.ceil(np.log2(largest))) + 1
-        a = a / 2.0**squarings
-        term = total = np.broadcast_to(np.eye(a.shape[-1]), a.shape)
-        for order in range(1, 16):
-            term = term @ a / order
-            total = total + term
-        for _ in range(squarings):
-            total = total @ total
-        return total
-    return expm(a)
+    """The exponentials of matrices, shape (..., n, n), by scaling and squaring."""
+    # exp(a) = exp(a / 2^k)^(2^k), and for a small matrix a few terms of the Taylor series do.
+    largest = np.abs(a).sum(axis=-1).max(initial=1.0)
+    squarings = int(np.ceil(np.log2(largest))) + 1
+    a = a / 2.0**squarings
+    term = total = np.broadcast_to(np.eye(a.shape[-1]), a.shape)
+    for order in range(1, 16):
+        term = term @ a / order
+        total = total + term
+    for _ in range(squarings):
+        total = total @ total
+    return total
 
 
 def make_data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -49,28 +41,6 @@ def make_data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     matrices = np.random.default_rng(seed).normal(size=(samples, 2, 2))
     rows = (samples, 4)
     return matrices.reshape(rows).astype(np.float32), matrix_exponential(matrices).reshape(rows).astype(np.float32)
-
-
-def polish(objective: Objective, p: np.ndarray, iterations: int) -> tuple[np.ndarray, list[float], list[float]] | None:
-    """Minimise with SciPy's BFGS from `p`. Returns the parameters, and the iterations' losses and seconds."""
-    try:
-        from scipy.optimize import minimize
-    except ImportError:
-        print("SciPy is not installed, so BFGS is left out: pip install scipy")
-        return None
-
-    losses, seconds = [], []
-    start = time.perf_counter()
-    with tqdm(total=iterations, unit="iteration", desc="BFGS", dynamic_ncols=True, disable=None) as bar:
-
-        def watch(intermediate_result: Any) -> None:  # the name asks SciPy for the loss as well
-            losses.append(float(intermediate_result.fun))
-            seconds.append(time.perf_counter() - start)
-            bar.set_postfix(loss=f"{losses[-1]:.3e}", refresh=False)
-            bar.update()
-
-        result = minimize(objective, p, jac=True, method="BFGS", callback=watch, options={"maxiter": iterations})
-    return result.x, losses, seconds or [0.0]
 
 
 def plot(
@@ -85,8 +55,7 @@ def plot(
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.semilogy(history.seconds, history.loss, label="Adam")
-    if losses:
-        left.semilogy(history.seconds[-1] + np.array(seconds), losses, label="BFGS")
+    left.semilogy(history.seconds[-1] + np.array(seconds), losses, label="BFGS")
     left.set(xlabel="seconds", ylabel="loss on the training data", title="Training")
     left.legend()
     for k, name in enumerate(["exp(A)[0, 0]", "exp(A)[0, 1]", "exp(A)[1, 0]", "exp(A)[1, 1]"]):
@@ -131,17 +100,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [row("Adam", history.seconds[-1])]
 
     # BFGS sees a function of a vector. It computes in float64, whatever the type of p.
-    polished = polish(net.objective(x, t, loss), p, options.iterations)
-    losses: list[float] = []
-    seconds = [0.0]
-    if polished is not None:
-        p, losses, seconds = polished
-        rows.append(row("BFGS", seconds[-1]))
+    points, seconds, start = [p], [0.0], time.perf_counter()
+
+    def watch(now: np.ndarray) -> None:
+        points.append(now.copy())
+        seconds.append(time.perf_counter() - start)
+
+    result = minimize(net.objective(x, t, loss), p, "BFGS", maxiter=options.iterations, callback=watch, progress=True)
+    p = result.x
+    rows.append(row("BFGS", seconds[-1]))
 
     print(f"\n{'after':8}{'train loss':>14}{'test loss':>14}{'median error':>14}{'seconds':>10}")
     for name, train_loss, test_loss, error, took in rows:
         print(f"{name:8}{train_loss:14.3e}{test_loss:14.3e}{error:14.3e}{took:10.2f}")
     print()
+    losses = [net.loss(point, x, t, loss) for point in points]
     plot(options.plot, history, losses, seconds, net(x_test, p), t_test)
 
 

@@ -66,7 +66,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
                 raise ValueError(f"a file cannot hold {name!r} both as a parameter and as a state")
             arrays[name] = array
     texts = {"format": FORMAT, "version": __version__, "network": json.dumps(described(net), allow_nan=False)}
-    storage.write(file, arrays, texts)
+    storage.write(file, arrays, texts | {"bounds": json.dumps(_bounds(net))})
 
 
 def load(
@@ -82,7 +82,8 @@ def load(
         The file.
     net : Chain, optional
         The network that the parameters are of, for files of networks with custom layers, and for files of safetensors from
-        elsewhere. The arrays in the file must have the names and shapes of its parameters and state.
+        elsewhere. The arrays in the file must have the names and shapes of its parameters and state, and the parameters the
+        bounds with which they were saved.
     backend : str or backends.Cupy
         That of the network, where it is made from the file.
 
@@ -111,6 +112,9 @@ def load(
         arrays, texts = storage.read(file, digest=False)
         if net is None:
             net = _network(texts, backend)
+        elif "bounds" in texts and (saved := json.loads(texts["bounds"])) != (own := _bounds(net)):
+            name = next(name for name in [*saved, *own] if saved.get(name) != own.get(name))
+            raise ValueError(f"{name!r} has the bounds {saved.get(name)}, but the network has {own.get(name)}")
         p = _vector(net.layout, arrays)
         state = _vector(net.state_layout, arrays, p.dtype) if net.n_state else None
         if arrays:
@@ -119,6 +123,11 @@ def load(
     except ValueError as error:
         raise ValueError(f"`path` (={str(path)!r}) cannot be loaded: {error}") from error
     return net, p, state
+
+
+def _bounds(net: Chain) -> dict[str, list[float | None]]:
+    """The bounds of the parameters that have any, as pairs by name."""
+    return {entry.name: [entry.bounds.low, entry.bounds.high] for entry in net.layout if entry.bounds is not None}
 
 
 def _network(texts: dict[str, str], backend: str | Cupy) -> Chain:

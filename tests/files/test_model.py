@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import BatchNorm, Chain, Conv, Dense, Flatten, relu, tanh
+from chains import BatchNorm, Chain, Conv, Dense, Equations, Flatten, relu, tanh
 from chains.support import storage
 from tests.files import earlier
 from tests.own import Double
@@ -103,6 +103,21 @@ def test_another_network_is_refused_by_the_first_slice_that_differs(file, other,
     chains.save(file, net, net.init())
     with pytest.raises(ValueError, match=reason):
         chains.load(file, net=other)
+
+
+def test_parameters_are_loaded_only_with_the_bounds_they_were_saved_with(file):
+    def decay(low: float | None) -> Chain:
+        bounds = None if low is None else {"k": (low, None)}
+        return Chain(Equations(lambda y, k: -k * y, ("y",), parameters={"k": 1.5}, bounds=bounds))
+
+    chains.save(file, decay(0.0), decay(0.0).init())
+    np.testing.assert_array_equal(chains.load(file, net=decay(0.0))[1], decay(0.0).init())
+    for low, own in ((1.0, r"\[1.0, None\]"), (None, "None")):
+        with pytest.raises(ValueError, match=rf"'0.k' has the bounds \[0.0, None\], but the network has {own}"):
+            chains.load(file, net=decay(low))
+    chains.save(file, decay(None), decay(None).init())
+    with pytest.raises(ValueError, match=r"'0.k' has the bounds None, but the network has \[0.0, None\]"):
+        chains.load(file, net=decay(0.0))
 
 
 def test_a_changed_architecture_is_refused(file):

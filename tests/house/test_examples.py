@@ -50,7 +50,6 @@ QUICK = ["--samples", "300", "--epochs", "30", "--iterations", "3", "--plot"]
 
 
 def test_quickstart(tmp_path, capsys):
-    pytest.importorskip("scipy")
     pytest.importorskip("matplotlib")
     load("quickstart").main([*QUICK, str(tmp_path / "plot.png")])
     text = capsys.readouterr().out
@@ -60,26 +59,23 @@ def test_quickstart(tmp_path, capsys):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_quickstart_without_scipy_and_matplotlib(tmp_path, capsys, monkeypatch):
-    for name in ("scipy", "scipy.linalg", "scipy.optimize", "matplotlib", "matplotlib.figure"):
+def test_quickstart_without_matplotlib(tmp_path, capsys, monkeypatch):
+    for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
     load("quickstart").main([*QUICK, str(tmp_path / "plot.png")])
     text = capsys.readouterr().out
-    assert "pip install scipy" in text
     assert "pip install matplotlib" in text
-    assert len(table_row(text, "Adam")) == 4
+    assert len(table_row(text, "BFGS")) == 4
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 5.0])
-def test_quickstart_exponential(size, monkeypatch):
+def test_quickstart_exponential(size):
     linalg = pytest.importorskip("scipy.linalg")
     a = np.random.default_rng(0).normal(scale=size, size=(20, 2, 2))
     expected = linalg.expm(a)
-    monkeypatch.setitem(sys.modules, "scipy.linalg", None)
-    own = load("quickstart").matrix_exponential(a)
     scale = np.abs(expected).max(axis=(1, 2), keepdims=True)
-    np.testing.assert_allclose(own / scale, expected / scale, atol=1e-11)
+    np.testing.assert_allclose(load("quickstart").matrix_exponential(a) / scale, expected / scale, atol=1e-11)
 
 
 def test_mnist_mlp(tmp_path, capsys):
