@@ -19,6 +19,7 @@ from tests import harness
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import NativeBackend
+from chains.backends.native.memory_plan import MIN_THREAD_OPERATIONS, suitable_threads
 from tests.native.support import (
     LINUX,
     all_finished,
@@ -41,7 +42,7 @@ def test_thread_counts_agree_to_rounding(kind, eager):
     for batch in (1, 5, 47, 48, 49, 95, 96, 97, 1000, 4001):
         arrays = random_arrays(program, batch)
         one = run_on(native(1), program, batch, arrays)
-        for threads in (2, 3, 7):
+        for threads in (2, 3, 8, 16, 64):
             several = run_on(native(threads), program, batch, arrays)
             assert_equal_results(several, one, kind, f"batch {batch}, {threads} threads")
 
@@ -60,6 +61,13 @@ def test_small_work_stays_on_one_thread():
     assert native(2).bind(small_program(), 1, {}).threads == 1
     assert native(2).bind(small_program(), 10, {}).threads == 1
     assert native(2).bind(small_program(), 10_000, {}).threads == 2
+
+
+def test_more_threads_come_with_more_work():
+    """As many as take the least time: operations / n, and for each thread an eighth of a hand-over."""
+    ratios = {0.5: 1, 1.9: 1, 2: 2, 8: 8, 32: 16, 200: 40, 5000: 64}
+    assert {ratio: suitable_threads(int(ratio * MIN_THREAD_OPERATIONS), 64) for ratio in ratios} == ratios
+    assert suitable_threads(5000 * MIN_THREAD_OPERATIONS, 8) == 8
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -12,8 +12,10 @@ from itertools import pairwise
 
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 
-# Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond).
+# Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond). Each further
+# thread makes every meeting longer by about an eighth of that time, since each reads the words of all others.
 MIN_THREAD_OPERATIONS = 400_000
+MEETINGS_PART = 8
 MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
 ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
@@ -76,7 +78,7 @@ class MemoryPlan:
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
         split = signature.parts > 1
-        self.threads = signature.parts if split else max(1, min(threads, work * batch // MIN_THREAD_OPERATIONS))
+        self.threads = signature.parts if split else suitable_threads(work * batch, threads)
         self.tile = signature.tile if split else _tile(signature, batch, self.threads)
         tiles = -(-batch // self.tile)
         self.sharing = min(self.threads, tiles)  # threads that have tiles
@@ -107,6 +109,15 @@ class MemoryPlan:
         start = self.nbytes
         self.nbytes += -(-nbytes // 128) * 128
         return start
+
+
+def suitable_threads(operations: int, most: int) -> int:
+    """The number of threads, at most `most`, that take the least time for this many operations.
+
+    For n threads the time is operations / n, and n times what a thread adds to the meetings; it is least at a square root.
+    """
+    by_meetings = math.isqrt(MEETINGS_PART * operations // MIN_THREAD_OPERATIONS)
+    return max(1, min(most, operations // MIN_THREAD_OPERATIONS, by_meetings))
 
 
 def _tile(signature: Signature, batch: int, threads: int) -> int:
