@@ -201,13 +201,13 @@ class Backend(ABC):
         """Uninitialised scratch memory."""
         return aligned(nbytes)
 
-    def function(self, binding: Binding, ins: Sequence[str], outs: Sequence[str]) -> Callable | None:
+    def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable | None:
         """``function(*ins, *outs)``, the fastest way to call a small program; None where the backend has none.
 
-        The function takes arrays with the type and shape of the program's buffers of these names; None for an output makes
-        a fresh array. It returns the value as a float, if the program has one, and the outputs. For arguments that do not
-        fit it returns None. From now on only the function uses the binding; the program's other inputs are the arrays of
-        the binding.
+        The function takes arrays with the type and shape of the program's buffers of these names, inputs also of the type
+        in `ins`; None for an output makes a fresh array. It returns the value as a float, if the program has one, and the
+        outputs. For arguments that do not fit it returns None. From now on only the function uses the binding; the program's
+        other inputs are the arrays of the binding.
         """
         return None
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Executable:
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
 
-    def function(self, batch: int, ins: Sequence[str], outs: Sequence[str]) -> Callable:
+    def function(self, batch: int, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable:
         """As `Backend.function`, of an idle binding; `decline` where there is no function, or the program needs more arrays."""
         if not self.takes(ins, outs):
             return decline
@@ -62,7 +63,7 @@ class Executable:
             idle.append(kept)
         return found or decline
 
-    def takes(self, ins: Sequence[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
+    def takes(self, ins: Collection[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
         """Whether the program uses all these arrays, and no others of the caller's but the `known` ones."""
         needed = {name for name, buffer in self.program.buffers.items() if buffer.data is None}
         return {*ins, *outs} <= needed <= {*ins, *outs, *known, "inverse_batch", "value"}

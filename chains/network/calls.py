@@ -6,6 +6,7 @@ finds its program, or records it, and runs that on the arrays (`chains.network.e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -60,12 +61,13 @@ def value_and_grad(
     mode: str, seed: int, out: Any, check_finite: bool, comm: Any,
 ) -> tuple[float, np.ndarray]:  # fmt: skip
     """The loss, plus the penalty, and its gradient with respect to the parameters; see `Chain.value_and_grad`."""
-    plain = weights is None and lengths is None and state is None and seed is _SEED and not check_finite and comm is None
-    quick = network.shortcuts.find("gradient", mode, p, x, loss, penalty) if plain else None
+    plain = lengths is None and state is None and seed is _SEED and not check_finite and comm is None
+    way, given = ("gradient", ()) if weights is None else (("gradient", getattr(weights, "ndim", 0)), (weights,))
+    quick = network.shortcuts.find(way, mode, p, x, loss, penalty) if plain else None
     if quick is not None:
-        found = quick(p, x, t, out)
+        found = quick(p, x, t, *given, out)
         if found is None and type(t) is np.ndarray and checks.is_column(t, network.output_shape, loss):
-            found = quick(p, x, t[:, None], out)
+            found = quick(p, x, t[:, None], *given, out)
         if found is not None:
             return found
     training = arguments.check_mode(mode)
@@ -96,18 +98,27 @@ def value_and_grad(
         if comm is not None and np.isnan(value):
             raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
     elif plain:
-        has_check = type(loss).check_values is not Loss.check_values
-        check = partial(checks.check_target_values, output=network.output_shape, loss=loss) if has_check else None
-        network.shortcuts.add(
-            "gradient", mode, executable, {"p": p, "x": data["x"], "t": data["t"]}, ["g"], loss, penalty, check
-        )
+        check = _target_check(network, loss)
+        if weights is None or check is None:  # of targets with weights, only some are checked
+            network.shortcuts.add(way, mode, executable, {"p": p, **data}, ["g"], loss, penalty, check)
     return value.item(), g
+
+
+def _target_check(network: Network, loss: Loss) -> Callable[[Any], None] | None:
+    """The check of a loss's targets; None where it takes any numbers."""
+    if type(loss).check_values is Loss.check_values:
+        return None
+    return partial(checks.check_target_values, output=network.output_shape, loss=loss)
 
 
 def loss(
     network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, penalty: Penalty | None, state: Any
 ) -> float:
     """The loss, plus the penalty; see `Chain.loss`."""
+    plain = weights is None and lengths is None and state is None
+    quick = network.shortcuts.find("loss", None, p, x, loss, penalty) if plain else None
+    if quick is not None and (found := quick(p, x, t)) is not None:
+        return found[0]
     p = checks.check_params(network, p, x, "net.loss(p, x, t, loss)")
     data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
     shapes = checks.target_shapes(data)
@@ -117,7 +128,10 @@ def loss(
         return network.program(p, ("loss", p.dtype), partial(record.loss, network, criterion, p.dtype, False), criterion)
 
     executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
-    return float(executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"])
+    value = executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"]
+    if plain:
+        network.shortcuts.add("loss", None, executable, {"p": p, **data}, [], loss, penalty, _target_check(network, loss))
+    return float(value)
 
 
 def vjp(

@@ -319,7 +319,10 @@ class Objective:
     def _quicken(self, binding: Binding) -> bool:
         """Use a binding for a function in machine code from now on. Returns whether there is one."""
         run = self._executable
-        if run.takes(("p",), ("g",), self._data) and (found := run.backend.function(binding, ("p",), ("g",))) is not None:
+        if (
+            run.takes(("p",), ("g",), self._data)
+            and (found := run.backend.function(binding, {"p": run.program.dtype}, ("g",))) is not None
+        ):
             self._quick = found
         return self._quick is not decline
 

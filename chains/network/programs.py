@@ -73,7 +73,7 @@ class Shortcuts:
         # after the first call, since many calls are not repeated.
         self._functions: dict[Hashable, tuple[tuple[Any, Any, Callable[..., Any] | None], ...]] = {}
 
-    def find(self, kind: str, mode: Any, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
+    def find(self, kind: Hashable, mode: Any, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
         """The function for calls of this kind in a mode, with these objects or equal ones; None where there is none."""
         if type(p) is type(x) is self._wanted:
             try:
@@ -89,7 +89,7 @@ class Shortcuts:
         return None
 
     def add(
-        self, kind: str, mode: Any, run: Executable, ins: dict[str, Any], outs: Sequence[str],
+        self, kind: Hashable, mode: Any, run: Executable, ins: dict[str, Any], outs: Sequence[str],
         one: Any = None, other: Any = None, check: Callable[[Any], None] | None = None,
     ) -> None:  # fmt: skip
         """Provide a function for calls of this kind, from the second call on, if the backend has one.
@@ -104,7 +104,8 @@ class Shortcuts:
             if known is None:
                 self._put(key, one, other, None)
             elif known[2] is None:
-                self._put(key, one, other, _checking(run.function(len(x), tuple(ins), outs), check, ins))
+                types = {name: array.dtype for name, array in ins.items()}
+                self._put(key, one, other, _checking(run.function(len(x), types, outs), check, ins))
 
     def _put(self, key: Hashable, one: Any, other: Any, function: Callable[..., Any] | None) -> None:
         """Replace the entry for equal objects, or add one."""
@@ -127,7 +128,7 @@ def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None,
     shape, checked = list(ins.values())[2].shape, check
 
     def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
-        if type(t) is np.ndarray and t.dtype.kind == "f" and t.shape == shape:  # the general way checks others
+        if type(t) is np.ndarray and t.dtype.kind in "fi" and t.shape == shape:  # the general way checks others
             checked(t)
         return function(p, x, t, *rest)
 

@@ -170,7 +170,11 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
 
 def check_labels(labels: Any, classes: int, what: str) -> None:
     """Raise ValueError, showing the first that is wrong, unless all are whole numbers from 0 to `classes` - 1."""
-    inside = not labels.size or (labels.min() >= 0 and labels.max() < classes)
+    kind = labels.dtype
+    if kind.kind == "i" and isinstance(labels, np.ndarray):  # one pass: negative ones are very large without their sign
+        inside = not labels.size or labels.view(f"u{kind.itemsize}").max() < classes
+    else:
+        inside = not labels.size or (labels.min() >= 0 and labels.max() < classes)
     if inside and not (labels.dtype.kind == "f" and (labels != np.floor(labels)).any()):
         return
     wrong = ~((labels >= 0) & (labels < classes) & (labels == np.floor(labels)))

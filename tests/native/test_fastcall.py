@@ -55,6 +55,38 @@ def test_same_bits_as_the_long_way(dtype, batch):
         np.testing.assert_array_equal(a, b, strict=True)
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_weights_and_losses_are_quick(shape, kind):
+    net, p, x, t = make(batch=5)
+    w = np.random.default_rng(1).uniform(size=shape).astype(kind)
+    for _ in range(2):
+        long = (*net.value_and_grad(p, x, t, LOSS, weights=w), net.loss(p, x, t, LOSS))
+    assert quick(net, (("gradient", len(shape)), "train"), p, x, LOSS, None)(p, x, t, w, None) is not None
+    assert quick(net, ("loss", None), p, x, LOSS, None)(p, x, t) == (long[2],)
+    short = (*net.value_and_grad(p, x, t, LOSS, weights=w), net.loss(p, x, t, LOSS))
+    for a, b in zip(long, short, strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+    with pytest.raises(ValueError, match="`weights`"):
+        net.value_and_grad(p, x, t, LOSS, weights=w[:4])
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_labels_are_quick_and_looked_through(kind):
+    net, p, x, _ = make(batch=5)
+    loss, labels = CrossEntropyLoss(), np.array([0, 1, 1, 0, 1], kind)
+    for _ in range(2):
+        long = net.value_and_grad(p, x, labels, loss)
+    assert quick(net, ("gradient", "train"), p, x, loss, None)(p, x, labels, None) is not None
+    np.testing.assert_array_equal(net.value_and_grad(p, x, labels, loss)[1], long[1], strict=True)
+    np.testing.assert_array_equal(net.value_and_grad(p, x, labels.astype(np.uint8), loss)[1], long[1], strict=True)
+    for wrong in (-1, 2, np.iinfo(kind).min):
+        labels[3] = wrong
+        for call in (net.value_and_grad, net.loss):
+            with pytest.raises(ValueError, match=rf"labels must be whole numbers from 0 to 1, got {wrong} at index \(3,\)"):
+                call(p, x, labels, loss)
+
+
 def test_every_call_makes_arrays_of_its_own():
     net, p, x, t = make()
     net.value_and_grad(p, x, t, LOSS)
@@ -256,7 +288,7 @@ def test_threads_give_the_same_bits_whether_or_not_workers_are_to_be_had(taken):
     binding = backend.bind(program, 100, {"p": p, "x": x, "t": t})
     assert binding.threads == 2
     binding()
-    function = backend.function(backend.bind(program, 100, {}), ("p", "x", "t"), ("g",))
+    function = backend.function(backend.bind(program, 100, {}), dict.fromkeys("pxt", program.dtype), ("g",))
     words = runtime.worker_pool()._words
     try:
         words[workers.WORKER_POOL.positions["busy"]] = taken

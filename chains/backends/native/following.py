@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -24,7 +24,7 @@ from chains.support.threads import follow, get_num_threads, known_num_threads, l
 
 KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
 Compiled = Callable[[int], CompiledProgram]
-Names = Sequence[str]
+Inputs = Mapping[str, np.dtype[Any]]
 
 
 class FollowingBinding(Binding):
@@ -87,7 +87,7 @@ class FollowingFeed(Feed):
         return self._feed(first, values)
 
 
-def following_function(binding: FollowingBinding, ins: Names, outs: Names) -> Callable[..., Any] | None:
+def following_function(binding: FollowingBinding, ins: Inputs, outs: Sequence[str]) -> Callable[..., Any] | None:
     """As `python_function`, always for the present number of threads."""
     bound = binding.present()
     worker_pool().ensure(bound.threads)
@@ -103,9 +103,7 @@ def following_function(binding: FollowingBinding, ins: Names, outs: Names) -> Ca
 class _Follower:
     """Keeps a function up to date, and lives as long as the function."""
 
-    def __init__(
-        self, binding: FollowingBinding, bound: NativeBinding, words: Any, ins: Sequence[str], outs: Sequence[str]
-    ) -> None:
+    def __init__(self, binding: FollowingBinding, bound: NativeBinding, words: Any, ins: Inputs, outs: Sequence[str]) -> None:
         self._binding, self._ins, self._outs = binding, ins, outs
         self._bound: NativeBinding | None = bound
         words.keep.append(self)

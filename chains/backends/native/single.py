@@ -43,7 +43,7 @@ _C_CALL = Struct(
 def single(binding: NativeBinding, ins: Sequence[str], outs: Sequence[str]) -> Single:
     """A binding of one sample, as functions."""
     words = _c_words(binding, ins[0], outs[0])
-    function = python_function(binding, ins, outs, single=True)
+    function = python_function(binding, dict.fromkeys(ins, binding.program.dtype), outs, single=True)
     return Single(function, words.ctypes.data, lambda name: _code().address(name), (binding, words))
 
 

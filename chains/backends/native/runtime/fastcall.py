@@ -1,7 +1,7 @@
 """Python functions in machine code: a call checks its arrays, runs a program on them without copies, and makes the results.
 
 In a small network, most of the time of a call is otherwise Python's bookkeeping. The functions use the calling convention
-METH_FASTCALL and read arrays through NumPy's public C structures. Inputs of the other float type are converted. A function
+METH_FASTCALL and read arrays through NumPy's public C structures. Inputs of one other type are converted. A function
 declines every other unexpected argument: it returns None, and slower code converts or refuses the argument. It keeps the
 interpreter's lock, so that one binding serves all threads. If the interpreter or NumPy has another memory layout than
 expected, these functions are not available.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Ty
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
+from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.shared import gatherer
 from chains.program.view import concrete
 
@@ -46,11 +47,12 @@ _NEW_FUNCTION = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_o
 
 
 def python_function(
-    binding: NativeBinding, ins: Sequence[str], outs: Sequence[str], *, single: bool = False
+    binding: NativeBinding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str], *, single: bool = False
 ) -> Callable[..., Any] | None:
     """A function whose call ``function(*ins, *outs)`` runs the program of a binding on these arrays.
 
-    A call returns None where it declines its arguments. Instead of an output, None may be passed; the call then makes a new
+    Inputs may also be of the type in `ins`, or, where that is the program's own, of the other float type. A call returns None
+    where it declines its arguments. Instead of an output, None may be passed; the call then makes a new
     array. The call returns the output, or a tuple of several. If the program has a value, it comes first, as a float. With
     `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not available.
     """
@@ -70,7 +72,8 @@ def python_function(
     next_list = lists.ctypes.data
     arrays = []
     for position, (buffer, shape, places) in enumerate(zip(buffers, shapes, slots, strict=True)):
-        own, other = binding.arrays[buffer.name], OTHER[buffer.dtype]
+        own, also = binding.arrays[buffer.name], ins.get(buffer.name, buffer.dtype)
+        other = also if also in SOURCES and also != buffer.dtype else OTHER[buffer.dtype]
         words = ARRAY.pack(
             descr=id(buffer.dtype), type_number=buffer.dtype.num, dimensions=len(shape), lengths=next_list,
             flags=READABLE if position < len(ins) else WRITABLE,
