@@ -190,6 +190,7 @@ def _baked(net: Chain, dtype: np.dtype, p: Any, state: Any, optimizer: Optimizer
         if optimizer is not None:
             raise ValueError("`p` is part of the code where it is given, but an `optimizer` updates it: leave one of them out")
         baked["p"] = np.ascontiguousarray(arguments.check_params(p, net.n_params), dtype)
+        arguments.check_finite(dtype, p=baked["p"])
     if state is not None:
         if optimizer is not None:
             raise ValueError(

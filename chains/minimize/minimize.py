@@ -66,8 +66,9 @@ def minimize(
     maxiter : int, optional
         The most iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
-        Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; -inf and inf are none. The
-        start is moved within them. A gradient's entry counts for `gtol` at most as much as its parameter may still move.
+        Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; None, -inf and inf
+        stand for no bound. The start is moved within them. A gradient's entry counts for `gtol` at most as much as its
+        parameter may still move.
     state : array, optional
         The `state` of an earlier result of the same method, from which the model of the curvature begins; it is left as it is.
         The function may be another one, such as the same loss at other points. Not for rows.
@@ -186,9 +187,10 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
     if memory_of(p) is not HOST:
         raise TypeError("`bounds` are for vectors in the computer's memory, but `p` is on the GPU")
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high)")
+        raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high) of numbers or arrays, as for `least_squares`")
+    ends = (none if each is None else each for each, none in zip(bounds, (-math.inf, math.inf), strict=True))
     try:
-        low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape), order="C") for each in bounds)
+        low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape), order="C") for each in ends)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`bounds` must be numbers or arrays that broadcast to the shape of `p`, {p.shape}: {error}"

@@ -102,6 +102,10 @@ class Tracer:
             results = tuple(map(as_expr, results if isinstance(results, tuple) else (results,)))
         except TypeError as error:
             raise TypeError(f"`transform`: {error}") from error
+        except AttributeError as error:
+            if not isinstance(error.obj, Expr):
+                raise
+            raise TypeError(f"`transform`: a formula has no `{error.name}`: derivatives belong in the terms") from error
         if len(results) != len(self.outputs):
             raise ValueError(f"`transform` gives {len(results)} numbers for {len(self.outputs)} outputs")
         return trace_nodes(results, tuple(names))

@@ -119,6 +119,8 @@ class ResidualProblem:
         points : array, shape (n, coordinates)
             The points.
         """
+        if not callable(net):
+            raise TypeError(f"`net` (={shown(net)}) must be a network such as Chain(Dense(2, 3))")
         x = np.asarray(points)
         values = [*np.moveaxis(net(x, p), -1, 0)]
         if self.loss.transform is not None:

@@ -89,6 +89,7 @@ class Laplace:
             raise ValueError(f"`parameters` (={parameters!r}) must name a parameter that is not frozen")
         data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
         x, t = data["x"], data["t"]
+        arguments.check_finite(np.dtype(np.float64), t=t)
         self._is_normal = isinstance(loss, (SquaredLoss, MSELoss))
         matrix = np.zeros((self._where.size, self._where.size))
         for y, j in self._linearised(x):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,8 +163,8 @@ def solve(
         check_number("seconds", seconds, "in (0, inf)")
     if weights is not None:
         check_is("weights", weights, AdaptiveWeights, "an AdaptiveWeights")
-    if not all(map(callable, (metrics or {}).values())):
-        raise TypeError(f"`metrics` (={shown(metrics)}) must be functions of `p` by name")
+    if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
+        raise TypeError(f'`metrics` (={shown(metrics)}) must be functions of `p` by name, such as {{"error": error}}')
     if resume and checkpoint is None:
         raise ValueError("`resume` needs `checkpoint`, the folder that the run before has written")
     p = np.array(as_numpy("p", p), np.float64)
@@ -286,13 +286,16 @@ class _Run:
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
         solution = self.solution
-        numbers = {name: float(metric(solution.p)) for name, metric in self.metrics.items()}
+        numbers: dict[str, Any] = {name: metric(solution.p) for name, metric in self.metrics.items()}
+        for name, number in numbers.items():
+            if not hasattr(number, "__float__") or np.shape(number):
+                raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
         solution.loss.append(loss)
         solution.iterations.append(self.done)
         solution.seconds.append(seconds)
         solution.weights.append({} if self.weights is None else self.weights.numbers())
         for name, number in numbers.items():
-            solution.metrics[name].append(number)
+            solution.metrics[name].append(float(number))
         if path is not None:
             self._save(path)
 

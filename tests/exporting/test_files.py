@@ -161,6 +161,7 @@ def test_an_archive_is_what_ar_writes(tmp_path):
         ({"target": []}, TypeError, "`target`"),
         ({"dtype": "int8"}, TypeError, "`dtype`"),
         ({"p": np.zeros(3, np.float32)}, ValueError, "`p` must have shape"),
+        ({"p": np.full(NET.n_params, np.nan)}, ValueError, "`p` must be finite, got nan"),
         ({"optimizer": Adam(1e-3)}, TypeError, "`loss` is missing"),
         ({"loss": SquaredLoss(), "optimizer": Adam(1e-3), "p": NET.init(0)}, ValueError, "leave one of them out"),
         ({"path": "model.wasm"}, ValueError, "no files '.wasm'"),

@@ -390,6 +390,11 @@ WRONG = [
         TypeError,
         "`transform`: a formula is made of",
     ),
+    (
+        lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE)], transform=lambda u: u.x),
+        TypeError,
+        "`transform`: a formula has no `x`",
+    ),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u, f: u, EDGE, {"f": np.ones(3)})]), ValueError, "7 points"),
     (lambda: ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u, EDGE, weight=-1.0)]), ValueError, "`weight` (=-1.0)"),
     (

@@ -185,6 +185,7 @@ def bowl(p):
         ((bowl, np.ones((2, 2))), {"callback": print}, "`callback` is for one vector, but `p` has rows"),
         ((bowl, np.ones(2)), {"bounds": (0.0, 1.0)}, "`bounds` are for the methods 'L-BFGS' and 'LM', not for 'BFGS'"),
         ((bowl, np.ones(2), "L-BFGS"), {"bounds": 3}, r"`bounds` \(=3\) must be a pair \(low, high\)"),
+        ((bowl, np.ones(3), "L-BFGS"), {"bounds": [(0.0, 1.0)] * 3}, r"must be a pair \(low, high\) of numbers or arrays"),
         ((bowl, np.ones(2), "L-BFGS"), {"bounds": (1.0, 0.0)}, "`bounds` must have low <= high for every parameter"),
         ((bowl, np.ones(2), "L-BFGS"), {"bounds": (np.ones(3), 4.0)}, r"that broadcast to the shape of `p`, \(2,\)"),
         ((bowl, np.ones(2, complex)), {}, "`p` must be real, got complex128"),

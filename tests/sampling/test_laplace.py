@@ -138,6 +138,7 @@ def test_frozen_parameters_are_certain():
     ({"prior_precision": -1.0}, "`prior_precision` (=-1.0)"),
     ({"parameters": "2.*"}, "no parameter matches '2.*'"),
     ({"t": np.zeros((40, 3))}, "targets"),
+    ({"t": np.where(np.tile(T, 2) > 0.0, np.nan, 0.0)}, "`t` must be finite, got nan"),
     ({"p": P[:-1]}, "`p`"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(change, message):

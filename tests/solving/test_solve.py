@@ -152,6 +152,8 @@ def test_it_can_be_drawn():
         ({"resume": True}, "`resume` needs `checkpoint`"),
         ({"weights": 3}, "`weights`"),
         ({"metrics": {"error": 3}}, "`metrics`"),
+        ({"metrics": len}, "`metrics`.* must be functions of `p` by name"),
+        ({"metrics": {"error": abs}}, "the metric error must return a number, got an array"),
         ({"seconds": 0.0}, "`seconds`"),
         ({"optimizer": "adam"}, "`optimizer`"),
     ],
@@ -166,3 +168,5 @@ def test_networks_and_parameters_have_their_places():
     for swapped in ((p, net), (net, net)):
         with pytest.raises(TypeError, match=r"`net` \(=an array|`p`"):
             solve(*swapped, problem)
+    with pytest.raises(TypeError, match=r"`net` \(=an array"):
+        problem.evaluate(p, net, problem.x)
