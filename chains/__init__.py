@@ -90,6 +90,7 @@ from chains.sampling.laplace import Laplace as Laplace
 from chains.sampling.sample import HMC as HMC
 from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG
+from chains.solving.shooting import MultipleShooting as MultipleShooting
 from chains.solving.solve import solve as solve
 from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
@@ -148,6 +149,7 @@ __all__ = [
     "LogSoftmax",
     "MSELoss",
     "MaxPool",
+    "MultipleShooting",
     "Pad",
     "PositionalEncoding",
     "RMSNorm",

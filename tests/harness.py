@@ -25,6 +25,7 @@ from chains import initializers as initial
 from chains.activations import ACTIVATIONS
 from chains.layers.base import Layer
 from chains.layers.node import Node, Vectors
+from chains.layers.ode.shooting import Shooting
 from chains.models import Bottleneck, DenseBlock, Transition
 from chains.network import record
 from chains.network.network import network_of
@@ -330,6 +331,10 @@ LAYERS += [
            chains.Series(chains.Append(a=0.0, b=0.5, c=0.75),
                          chains.ODE(_dense(3, 3), 3, "midpoint", 2, checkpoint_every=2)),
            (3,), frozen=("1.0.a", "1.0.b", "1.0.c")),
+    Case("Shooting", Shooting,
+         (chains.Append(a=1.0, b=0.0, c=0.0, d=1.0), chains.Select((1, 2, 3, 4)), chains.Reshape(2, 2),
+          Shooting(chains.ODE(_dense(2, 2), (0.0, 1.0), "midpoint", 2), np.array([[0.0, 0.5], [0.5, 1.0]]), 2)),
+         (1,), frozen=("0.a", "0.b", "0.c", "0.d")),
     _layer("ODE-control", chains.ODE(_dense(2, 2), (0.0, 0.25, 0.5), rtol=1e6, atol=1e6, max_steps=9), (2,)),
     _layer("ODE-implicit", chains.ODE(_pendulum(), (0.0, 0.25), "kvaerno3", **_FORCED), (3,)),
     Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "euler", **_FORCED),), (3,),

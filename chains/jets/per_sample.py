@@ -1,7 +1,7 @@
 """Pullbacks without their sums over the batch: they give the gradient of each sample instead of the sum.
 
 An array that a pullback sums over the samples, such as the gradient of a weight, gets a row for each sample, and so do the
-arrays computed from it. A product that sums over the samples becomes an outer product for each sample. Loops stay loops.
+arrays computed from it. A product that sums over the samples becomes one for each sample. Loops stay loops.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, Shape, View
 
-MAX_TERMS = 64  # the most positions of a sample that a product sums over; each takes an operation
+MAX_TERMS = 8  # positions of a sample that a product sums over by an operation each; of more it is a product of matrices
 
 
 class PerSample:
@@ -112,9 +112,9 @@ class PerSample:
         a, b = _samples(a.T), _samples(b)  # (batch, [positions,] rows), (batch, [positions,] columns)
         positions = int(a.shape[1]) if a.ndim == 3 else 1  # type: ignore[arg-type]
         if positions > MAX_TERMS:
-            raise NotImplementedError(
-                f"a sample's part of {operation.name} sums over {positions} positions ({operation.label})"
-            )
+            a = replace(a, shape=(a.shape[0], *a.shape[:0:-1]), strides=(a.strides[0], *a.strides[:0:-1]), name=f"{a}.T")
+            self.ops.matmul(target, a, b, accumulate=operation.accumulate)
+            return
         for k in range(positions):
             left, right = ((view.index(1, k) if view.ndim == 3 else view) for view in (a, b))
             if k or operation.accumulate:

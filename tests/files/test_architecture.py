@@ -19,9 +19,9 @@ from chains.network.structure import value_of
 from tests import harness
 from tests.own import Decay, Double
 
-OTHERS = (  # which have no layer of the public ones, and a custom one
+OTHERS = (  # which have no layer of the public ones
     "Residual-shortcut-reads-dy", "Recurrent", "Recurrent-layers", "Recurrent-checkpoints",
-    "Recurrent-both-ways",
+    "Recurrent-both-ways", "Shooting",
 )  # fmt: skip
 CELLS = (RNNCell, LSTMCell, GRUCell)
 BUILT_IN = [case for case in harness.CASES if not case.name.startswith("own-") and case.name not in OTHERS]

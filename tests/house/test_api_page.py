@@ -53,6 +53,7 @@ def owners() -> dict[str, Any]:
         "batches": data.Batches(x, batch_size=2),
         "layer": net[0],
         "criterion": loss,
+        "shooting": chains.MultipleShooting(chains.ODE(chains.Dense(1, 1), (0.0, 1.0)), [[0.0], [1.0]], 1, backend="numpy"),
         "problem": chains.ResidualProblem(("x", "y"), ("u",), [chains.Term(lambda u: u.x, x)]),
         "optimizer": chains.Adam(),
         "penalty": chains.L2Penalty(0.1),
@@ -74,6 +75,7 @@ LATER = ("interop", "sklearn")  # modules that users import themselves, since th
 INSIDE = {
     "testing": "Checked Kink filled",
     "bound": "net p state",
+    "shooting": "given ode observed times",
     "objective": "compiled_fits second_order state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
     "net": "advice short_repr declare fixed_input forward pullback may_fail",
