@@ -119,7 +119,7 @@ def minimize(
     members = getattr(function, "members", None)
     if members is not None and (not by_rows or len(p) != members):
         raise ValueError(f"`p` must have a row for each of the {members} members of `function`, got shape {p.shape}")
-    p, limited = p.astype(np.float64), maxiter is not None  # a copy
+    p, limited = memory_of(p).contiguous(p.astype(np.float64)), maxiter is not None  # a copy
     state = None if state is None else _checked_state(state, method, p)
     box = None if bounds is None else _bounds(bounds, p, method)
     if box is not None:

@@ -46,6 +46,16 @@ def test_rows_have_the_bits_that_they_have_alone(method):
 
 
 @every_method
+@pytest.mark.parametrize("backend", ["auto", "numpy"])
+def test_rows_may_lie_in_any_order(method, backend):
+    net, x, t, starts = problem(backend=backend)
+    objective = net.objective(x, t, SquaredLoss())
+    wanted = minimize(objective, starts, method, maxiter=3)
+    for rows_of_starts in (np.asfortranarray(starts), np.repeat(starts, 2, axis=1)[:, ::2], starts[::-1, ::-1].copy()[::-1, ::-1]):
+        assert_rows_are(minimize(objective, rows_of_starts, method, maxiter=3), [wanted.row(k) for k in range(5)])
+
+
+@every_method
 def test_members_with_their_own_data(method):
     net, x, t, starts = problem(own=True)
     objective = net.objective(x, t, MSELoss())
