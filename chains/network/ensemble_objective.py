@@ -47,6 +47,8 @@ def objective_of(
     count = own_members(network, x, t, loss, weights)
     if count is None:
         return objective(net, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+    if not count:
+        raise ValueError("`x`, `t` or `weights` is of no members: data of members need one row at least")
     if lengths is not None or comm is not None:
         raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
     data = ensembles.check_data(network, count, x, t, loss, weights, None)

@@ -47,7 +47,7 @@ class Laplace:
         A pattern of the names of uncertain parameters, "*" for all. "2.*" is the layer 2 alone, as in the last-layer Laplace
         approximation. Frozen parameters are never among them.
     noise : float, optional
-        The standard deviation of the noise of a target.
+        The standard deviation of the noise of a target; not for classes.
     prior_precision : float, optional
         One over the variance of a parameter.
     state : array, optional
@@ -56,7 +56,7 @@ class Laplace:
     Attributes
     ----------
     noise, prior_precision : float
-        As given or chosen; the noise is 1 for classes, where it has no meaning.
+        As given or chosen; the noise is 1 for classes.
     log_evidence : float
         The logarithm of the evidence. Compare networks by it.
     effective_parameters : float
@@ -79,6 +79,9 @@ class Laplace:
         loss = SquaredLoss() if loss is None else loss
         if type(loss) not in (SquaredLoss, MSELoss, BCEWithLogitsLoss, CrossEntropyLoss):
             raise ValueError(f"`loss` (={loss!r}) must be SquaredLoss, MSELoss, BCEWithLogitsLoss or CrossEntropyLoss")
+        self._is_normal = isinstance(loss, (SquaredLoss, MSELoss))
+        if noise is not None and not self._is_normal:
+            raise ValueError(f"`noise` (={noise:g}) must be None with {loss!r}: classes have no noise")
         self._net, self._loss, self._state = net, loss, state
         self._p = on_host(arguments.check_params(p, net.n_params))
         uncertain = net.layout.names(parameters) - net.frozen
@@ -90,7 +93,6 @@ class Laplace:
         data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
         x, t = data["x"], data["t"]
         arguments.check_finite(np.dtype(np.float64), t=t)
-        self._is_normal = isinstance(loss, (SquaredLoss, MSELoss))
         matrix = np.zeros((self._where.size, self._where.size))
         for y, j in self._linearised(x):
             rows = self._roots(y) @ j

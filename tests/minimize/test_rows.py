@@ -149,6 +149,9 @@ def test_rows_that_do_not_fit_are_refused():
         minimize(objective, starts[:4], "LM")
     with pytest.raises(ValueError, match=r"wanted \(5, 17\), a row for each member"):
         objective(starts[:4])
+    for given in ({"t": np.zeros((0, 30, 1))}, {"t": t[0], "weights": np.zeros((0, 30))}):
+        with pytest.raises(ValueError, match="of no members"):
+            net.objective(x[0], loss=SquaredLoss(), **given)
     with pytest.raises(ValueError, match="`t` must have shape"):
         net.objective(x, t[:, :7], SquaredLoss())
 
