@@ -53,7 +53,8 @@ class CSource:
         ):
             yield PHILOX
         for vector, array in interface.baked.items():
-            yield from _numbers(vector, array, interface.dtype)
+            if array.size:  # an unused constant is a warning of compilers
+                yield from _numbers(vector, array, interface.dtype)
         for function in self._functions:
             yield from function.lines(interface)
         for end, count in interface.sizes.items():

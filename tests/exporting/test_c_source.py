@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, SquaredLoss, tanh
+from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, Flatten, Softmax, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
@@ -57,6 +57,13 @@ def test_results_are_those_of_numpy(case, tmp_path):
     for n in (1, 100):
         batch, arrays = data(case, n, dtype)
         compare(functions, batch, arrays, 1e-6 if dtype == "float32" else 1e-12)
+
+
+def test_no_parameters_as_part_of_the_code(tmp_path):
+    net = Chain(Flatten(), Softmax(), input_shape=(2, 3))
+    functions = built(interface(net, "float64", p=np.empty(0), gradient=None), tmp_path)
+    x = np.random.default_rng(0).normal(size=(5, 2, 3))
+    np.testing.assert_allclose(functions("forward", 5, x=x)["y"], net(x, np.empty(0)), rtol=1e-15)
 
 
 @pytest.mark.parametrize("name", ["Adam", "Nesterov"])
