@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import chains
 from chains import ODE, Adam, Chain, CrossEntropyLoss, Dense, Flatten, backends, train
 from chains.backends import Cupy
 from chains.data import cifar, mnist
@@ -113,6 +114,20 @@ def test_burgers(capsys):
         module.main(["--points", "300", "--adam", "50", "--iterations", "200", "--uniform", "--rounds", rounds])
         losses.append(table_row(capsys.readouterr().out.replace(" -\n", " 0\n"), "chains")[4])
     assert losses[1] > 2.0 * losses[0]  # the second round has points where the residual is large
+
+
+def test_burgers_on_a_quadrature(capsys, tmp_path):
+    module = load("burgers")
+    points, weights = module.gauss_points(900)
+    t, x = points.T
+    assert np.mean(weights * t**2 * np.cos(x)) == pytest.approx(np.sin(1.0) / 3.0, rel=1e-9)
+    file = tmp_path / "burgers.safetensors"
+    module.main(["--accurate", "--points", "900", "--iterations", "500", "--save", str(file)])
+    net, p, _ = chains.load(file)
+    solution = module.exact(points)
+    found = module.problem_of(points).evaluate(net, p, points)["u"]
+    assert np.linalg.norm(found - solution) < 0.02 * np.linalg.norm(solution)
+    assert float(capsys.readouterr().out.split()[-1]) < 0.02
 
 
 def test_burgers_by_jax(capsys):
