@@ -51,8 +51,9 @@ def test_rows_may_lie_in_any_order(method, backend):
     net, x, t, starts = problem(backend=backend)
     objective = net.objective(x, t, SquaredLoss())
     wanted = minimize(objective, starts, method, maxiter=3)
-    for rows_of_starts in (np.asfortranarray(starts), np.repeat(starts, 2, axis=1)[:, ::2], starts[::-1, ::-1].copy()[::-1, ::-1]):
-        assert_rows_are(minimize(objective, rows_of_starts, method, maxiter=3), [wanted.row(k) for k in range(5)])
+    reversed_starts = starts[::-1, ::-1].copy()[::-1, ::-1]
+    for given in (np.asfortranarray(starts), np.repeat(starts, 2, axis=1)[:, ::2], reversed_starts):
+        assert_rows_are(minimize(objective, given, method, maxiter=3), [wanted.row(k) for k in range(5)])
 
 
 @every_method
