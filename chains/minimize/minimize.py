@@ -273,7 +273,8 @@ def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool
                 bar.show(_numbers(point))
         if settings.ftol and point.fall <= settings.ftol * max(abs(before), abs(point.value), 1.0):
             return True, FALLS_LITTLE, iteration + 1
-    return point.steepness <= settings.gtol, LIMIT, settings.maxiter
+    converged = point.steepness <= settings.gtol
+    return converged, CONVERGED if converged else LIMIT, settings.maxiter
 
 
 def _numbers(point: Point) -> dict[str, str]:

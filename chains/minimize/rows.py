@@ -67,7 +67,8 @@ def run_compiled(
     success = np.array([status in (1, 2) for status in fits.status])
     message = np.array([MESSAGES[status] or LIMIT for status in fits.status], object)
     for member in running:
-        success[member] = steepness(fits.p[member], fits.g[member], low[member], high[member]) <= gtol
+        if steepness(fits.p[member], fits.g[member], low[member], high[member]) <= gtol:
+            success[member], message[member] = True, CONVERGED
     if by_member:
         bar.update(len(running))
     return Result(fits.p, fits.value, fits.g, success, message, fits.iterations, fits.calls)

@@ -33,8 +33,10 @@ def own_members(network: Network, x: Any, t: Any, loss: Loss, weights: Any) -> i
     if t.ndim > 1 and t.shape[1] == samples and not ensembles.fits(t, samples, network.output_shape, loss):
         return len(t)
     weights = None if weights is None else as_array("weights", weights)
-    if weights is not None and weights.ndim > 1 and weights.shape[1] == samples and len(weights) != samples:
-        return len(weights)
+    if weights is not None and weights.ndim > 1 and weights.shape[1] == samples:
+        of_targets = weights.ndim == t.ndim and all(n in (1, m) for n, m in zip(weights.shape, t.shape, strict=True))
+        if len(weights) != samples or not of_targets:
+            return len(weights)
     return None
 
 

@@ -69,6 +69,26 @@ def test_members_with_their_own_data(method):
     )
 
 
+def test_as_many_members_with_weights_as_samples():
+    net, x, t, _ = problem(samples=6)
+    weights, p = np.random.default_rng(0).uniform(size=(6, 6)), net.init_many(6, dtype=np.float64)
+    found = net.objective(x, t, SquaredLoss(), weights=weights).value(p)
+    alone = [net.objective(x, t, SquaredLoss(), weights=w).value(row) for w, row in zip(weights, p, strict=True)]
+    np.testing.assert_array_equal(found, alone)
+    wide = Chain(Dense(2, 6))  # these are weights of its targets
+    assert not hasattr(wide.objective(x, np.tile(t, 6), SquaredLoss(), weights=weights), "members")
+
+
+@every_method
+def test_convergence_in_the_last_iteration_is_said(method):
+    net, x, t, starts = problem(2)
+    objective = net.objective(x, t, SquaredLoss())
+    whole = minimize(objective, starts, method, gtol=1e-3, ftol=0.0)
+    for k in range(2):
+        last = minimize(objective, starts[k : k + 1], method, gtol=1e-3, ftol=0.0, maxiter=int(whole.nit[k])).row(0)
+        assert (last.success, last.message) == (True, "the gradient is below `gtol`")
+
+
 @every_method
 def test_own_targets_or_weights_of_shared_inputs(method):
     net, x, t, starts = problem()
