@@ -16,11 +16,12 @@ from chains.layers.ode import ODE
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from chains.layers.sde import SDE
 from chains.layers.shape import Append, Flatten, Pad, Reshape, Select, Upsample
 from chains.layers.softmax import LogSoftmax, Softmax
 
 __all__ = [
-    "GRU", "LSTM", "ODE", "RNN", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
+    "GRU", "LSTM", "ODE", "RNN", "SDE", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
     "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier",
     "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad",
     "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -119,6 +120,10 @@ class Recorder:
             view = self._view(f"{text} {same + 1}" if same else text, "input", (), dtype=dtype, data=number)
             self._settings[key] = view, node
         return self._settings[key][0]
+
+    @cached_property
+    def _seed_of_evaluation(self) -> View:
+        return self._view("seed of evaluation", "constant", (2,), dtype=np.uint64, data=np.zeros(2, np.uint64))
 
     @property
     def inverse_batch(self) -> View:
@@ -351,6 +356,8 @@ class Recorder:
     def random(self, out: View) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`).
 
+        Where nothing is trained, they are those of the seed 0.
+
         Parameters
         ----------
         out : View
@@ -359,7 +366,7 @@ class Recorder:
         check_views("random", out)
         if self._depth:
             raise ValueError(f"random: every step of a loop would draw the same numbers for `{out}`: draw them before the loop")
-        ins = [self.external("random", (2,), role="input", dtype=np.uint64)]
+        ins = [self.external("random", (2,), role="input", dtype=np.uint64) if self.training else self._seed_of_evaluation]
         if self.parallel and out.batched:
             ins.append(self.external("first_sample", (), role="input", dtype=np.uint64))
         self._record(op.Random((out,), tuple(ins), self._draws, label=self._label))

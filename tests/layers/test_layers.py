@@ -119,6 +119,16 @@ def test_ode():
     assert_close(y, np.stack(states[::3], 1), 1e-14)
 
 
+def test_sde_without_noise():
+    x = np.random.default_rng(1).normal(size=(5, 2))
+    nothing = chains.Equations(lambda a, b: (0.0 * a, 0.0 * b), ("a", "b"))
+    y, p = run(chains.SDE(Dense(2, 2, tanh), nothing, (1.0, 1.5, 1.75), steps=3), x)
+    states = [x]
+    for h in [0.5 / 3] * 3 + [0.25 / 3] * 3:
+        states.append(states[-1] + h * np.tanh(states[-1] @ p["0.drift.weight"] + p["0.drift.bias"]))
+    assert_close(y, np.stack(states[::3], 1), 1e-14)
+
+
 def test_recurrent_layers_at_150_steps_on_every_backend():
     x = np.random.default_rng(3).normal(size=(3, 150, 2))
     dy = np.random.default_rng(4).normal(size=(3, 150, 6))

@@ -81,8 +81,13 @@ def of_equations(draw, size):
         known = Replay(trace(lambda *v: (v[-2] - v[-1] * v[0], *(-x for x in v[1:size])), size + 2))
         *names, u, k = known.formula.inputs
         rhs = chains.Equations(known, names, network=Dense(size, 1, rhs.activation), outputs=(u,), parameters={k: 0.5})
-    method, steps = draw(st.sampled_from(["euler", "midpoint", "rk4"])), draw(st.integers(1, 3))
-    return Series(chains.Flatten(), chains.ODE(rhs, (0.0, 0.25, 1.0)[: draw(st.integers(2, 3))], method, steps))
+    times, steps = (0.0, 0.25, 1.0)[: draw(st.integers(2, 3))], draw(st.integers(1, 3))
+    if draw(st.integers(0, 3)) == 0:
+        noise = Dense(size, size, draw(st.sampled_from(SMOOTH)))
+        solution = chains.SDE(rhs, noise, times, draw(st.sampled_from(["euler", "milstein", "heun"])), steps)
+    else:
+        solution = chains.ODE(rhs, times, draw(st.sampled_from(["euler", "midpoint", "rk4"])), steps)
+    return Series(chains.Flatten(), solution)
 
 
 def of_sequences(draw, inputs):
