@@ -54,7 +54,7 @@ class MultipleShooting:
     and the gaps between segments are made small.
 
     The loss is half the sum of the squared errors, in units of the standard deviation of each number of the state, and
-    `continuity` times that of the gaps.
+    `continuity` times that of the gaps, over the number of segments of all series.
 
     Parameters
     ----------
@@ -98,6 +98,8 @@ class MultipleShooting:
         self.given = np.zeros((series, 0)) if given is None else np.array(as_numpy("given", given), np.float64)
         if self.given.shape != (series, ode.given):
             raise ValueError(f"`given` must have shape {(series, ode.given)}, a row for each series, got {self.given.shape}")
+        if not np.isfinite(self.given).all():
+            raise ValueError("`given` must be finite, but holds an infinity or NaN")
         self._begin = _filled(self.times, self.observed, starts)
         self._scale = _deviations(self._begin)
         length = -(-(len(self.times) - 1) // segments)  # steps of a segment; the last one may have fewer
@@ -185,9 +187,11 @@ class MultipleShooting:
         Shot
             The parameters, the solutions and their error.
         """
-        weights = list(continuity) if self.segments > 1 else []
-        for weight in weights:
+        if np.ndim(continuity) != 1:
+            raise TypeError(f"`continuity` (={continuity!r}) must be a sequence of weights, such as [1.0, 10.0]")
+        for weight in continuity:
             check_number("continuity", weight, "in [0, inf)")
+        weights = list(continuity) if self.segments > 1 else []
         q, gaps = self.start(p), []
         with Progress(progress, len(weights) + 1, "fit", BAR_DELAY_SECONDS) as bar:
             for weight in weights:

@@ -138,6 +138,11 @@ def test_other_refusals():
         MultipleShooting(ODE(decay(), 13), WAVE, 3)
     with pytest.raises(ValueError, match="`continuity`"):
         problem().fit([1.0], continuity=[-1.0])
+    with pytest.raises(TypeError, match=r"`continuity` \(=5.0\) must be a sequence of weights"):
+        problem().fit([1.0], continuity=5.0)
+    rhs = Equations(lambda y, v, c: (v, -c * y), inputs=("y", "v", "c"))
+    with pytest.raises(ValueError, match="`given` must be finite"):
+        MultipleShooting(ODE(rhs, TIMES, given=1), WAVE, 3, given=[[np.nan]])
     with pytest.raises(ValueError, match="`p`"):
         problem().fit([1.0, 2.0])
     assert repr(problem(5)) == "<multiple shooting: 1 series of 13 times in 4 segments>"

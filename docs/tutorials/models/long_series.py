@@ -3,7 +3,7 @@ A long series: multiple shooting
 ================================
 
 Hares and lynxes are counted for forty years, in which their numbers rise and fall six times. How each grows is not known. A
-fit of the whole series from its first year fails from any start: a solution that runs ahead by half a cycle is as wrong as
+fit of the whole series from its first year fails from most starts: a solution that runs ahead by half a cycle is as wrong as
 one that does not swing at all. ``MultipleShooting`` cuts the series into segments.
 """
 
