@@ -24,6 +24,7 @@ PROBLEMS = (
     "recurrent",
     "attention",
     "ude",
+    "sde",
     "solver",
     "rosetta_rnn",
     "ensemble",

@@ -1,7 +1,6 @@
 """Stochastic differential equations: a layer whose output is a path, for a drift and a diffusion that are layers.
 
-The steps are those of a recurrence (`chains.layers.recurrent`), whose inputs are the coefficients of drift and diffusion, noise
-among them. So loops, products over all steps, checkpoints and exports are the recurrence's.
+Noise is drawn before the first step. Steps, checkpoints and the sums of gradients are those of an `ODE`.
 
 Source: Kloeden and Platen, "Numerical solution of stochastic differential equations", 1992.
 """
@@ -10,50 +9,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from chains.expr import cos, log, sin, sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.ode.grid import Around, Grid
 from chains.layers.ode.layer import MAX_SHOWN, ascending
-from chains.layers.ode.right_side import check_deterministic
-from chains.layers.recurrent import Cell, Recurrent
+from chains.layers.ode.methods import Tableau
+from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once, check_deterministic
+from chains.layers.ode.solution import Solution
+from chains.layers.recurrent import keep_each_step
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags, check_word, whole
 from chains.support.messages import shown
 
+Coefficient = Callable[[Any, Any, Any], Any]  # of z from N(0, 1), the length of a step, and its square root
+Terms = Sequence[tuple[Coefficient, View]]
+
 
 class Stage(NamedTuple):
-    """What drift f and diffusion g at a point add: ``drift * length * f + noise(z, root) * g``, with z from N(0, 1).
+    """By which coefficients drift and diffusion at a point are added to the state, and `ahead` to it for the next point."""
 
-    `root` is the square root of the step's length. They are added to the state, and, with the coefficients `to_drift` and
-    `to_noise`, to the state before the step for the next point; at the last point both are the same.
-    """
-
-    drift: float
-    noise: Callable[[Any, Any], Any]
-    to_drift: float = 0.0
-    to_noise: Callable[[Any, Any], Any] | None = None
+    drift: Coefficient | None
+    diffusion: Coefficient
+    ahead: tuple[Coefficient, Coefficient] | None = None
     at: float = 0.0  # the part of the step after which the point is
 
+    @property
+    def used(self) -> list[tuple[int, Coefficient]]:
+        """The coefficients of the drift, 0, and of the diffusion, 1, as far as there are any."""
+        return [(k, each) for k, each in enumerate((self.drift, self.diffusion)) if each is not None]
 
-def _half(z: Any, root: Any) -> Any:
-    return 0.5 * root * z
+
+def _length(z: Any, h: Any, root: Any) -> Any:
+    return h
 
 
-def _increment(z: Any, root: Any) -> Any:
+def _increment(z: Any, h: Any, root: Any) -> Any:
     return root * z
 
 
+def _correction(z: Any, h: Any, root: Any) -> Any:
+    return (0.5 * root) * (z * z - 1.0)
+
+
 METHODS = {
-    "euler": (Stage(1.0, _increment),),
-    "heun": (Stage(0.5, _half, 1.0, _increment), Stage(0.5, _half, at=1.0)),
+    "euler": (Stage(_length, _increment),),
+    "heun": (
+        Stage(lambda z, h, root: 0.5 * h, lambda z, h, root: (0.5 * root) * z, (_length, _increment)),
+        Stage(lambda z, h, root: 0.5 * h, lambda z, h, root: (0.5 * root) * z, at=1.0),
+    ),
     "milstein": (
-        Stage(1.0, lambda z, root: root * (z - 0.5 * (z * z - 1.0)), 1.0, lambda z, root: root + 0.0 * z),
-        Stage(0.0, lambda z, root: 0.5 * root * (z * z - 1.0)),
+        Stage(_length, lambda z, h, root: root * z - _correction(z, h, root), (_length, lambda z, h, root: root)),
+        Stage(None, _correction),
     ),
 }
 
@@ -84,7 +98,7 @@ class SDE(Layer):
     time : bool
         Whether drift and diffusion take the time.
     checkpoint_every : int, optional
-        As of `Recurrent`: keep only the state of every k-th step for the pullback.
+        As of `ODE`: keep only the state of every k-th step for the pullback, and the noise.
 
     Raises
     ------
@@ -112,13 +126,8 @@ class SDE(Layer):
         self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
 
     @property
-    def _total(self) -> int:
-        """All steps."""
-        return self.steps * (len(self.times) - 1)
-
-    @property
-    def _stages(self) -> tuple[Stage, ...]:
-        return METHODS[self.method]
+    def _grid(self) -> Grid:
+        return Grid(self.times, self.steps, every=self.checkpoint_every)
 
     def fixed_input(self) -> SampleShape | None:
         shape = self.drift.fixed_input()
@@ -127,70 +136,48 @@ class SDE(Layer):
     def declare(self, d: Declaration) -> None:
         if len(d.input) != 1 or d.input[0] <= self.given:
             raise ValueError(f"a sample must be a state (n,) and {self.given} given features, but its shape is {d.input}")
-        n = d.input[0] - self.given
-        stages, draws = len(self._stages), -(-self._total * n // 2)
-        path = Recurrent(
-            _Point(self.drift, self.diffusion, n, stages > 1), return_sequences=True, checkpoint_every=self.checkpoint_every
-        )
-        inputs = (self._total * stages, (1 + stages) * n + stages + self.given + self.time)
-        solved = d.child("", path, inputs)
+        n, grid, stages = d.input[0] - self.given, self._grid, len(METHODS[self.method])
+        d.child("", _Coefficients(self.drift, self.diffusion, n), (n + self.given + self.time,))
+        check_deterministic(d.children[-1])
         for part in d.children[-1].all:
             part.timed = False  # lengths are those of the times here
-        d.saved("inputs", inputs)
-        d.saved("solved", solved)
+        keep_each_step(d.children[-1], grid.cut.length, stages)
+        d.saved("x", (grid.cut.length, stages, n + self.given + self.time))  # the input of drift and diffusion
+        for name in ("drift", "diffusion"):
+            d.saved(name, (grid.cut.length, stages, n))
+        if grid.repeats:
+            d.saved("checkpoints", (grid.cut.segments, n))
+        draws = -(-grid.needed * n // 2)
         d.temporary("uniform", (2, draws))
-        d.temporary("normal", (2 * draws,))
-        d.temporary("d_solved", solved)
-        d.temporary("d_inputs", inputs)
+        d.saved("normal", (2 * draws,))
+        if grid.cut.spare:
+            d.saved("noise", (grid.total, n))
         d.output_times = 0
-        d.output((len(self.times), n))
+        d.output((grid.intervals + 1, n))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        (path,), n = s.children, y.sample_shape[1]
-        self._draw(ops, s)
-        z = s.normal.slice(-1, 0, self._total * n).reshape(self._total, n)
-        lengths = np.repeat(np.diff(self.times) / self.steps, self.steps)[:, None]
-        numbers = np.tile(np.arange(self.steps), len(self.times) - 1)[:, None]
-        begins = np.repeat(self.times[:-1], self.steps)[:, None] + lengths * numbers
-        roots = ops.constant("roots of lengths", np.sqrt(lengths))
-        steps = s.inputs.split(1, self._total)
-        for k, stage in enumerate(self._stages):
-            parts = _Inputs(steps.index(2, k), n, len(self._stages) > 1)
-            last = stage if stage.to_noise is None else stage._replace(drift=stage.to_drift, noise=stage.to_noise)
-            coefficients = (parts.drift, parts.noise, stage), (parts.to_drift, parts.to_noise, last)
-            for drift, noise, each in coefficients[: len(self._stages)]:
-                ops.map(noise, each.noise, z, roots)
-                ops.copy(drift, ops.constant("lengths", each.drift * lengths))
-            ops.fill(parts.start, 0.0)
-            if self.given:
-                ops.copy(parts.rest.slice(-1, 0, self.given), x.slice(-1, n, n + self.given).expand(1))
-            if self.time:
-                ops.copy(parts.rest.slice(-1, self.given, self.given + 1), ops.constant("time", begins + stage.at * lengths))
-        ops.copy(_Inputs(s.inputs.index(1, 0), n, len(self._stages) > 1).start, x.slice(-1, 0, n))
-        path.forward(ops, s.inputs, s.solved)
-        ops.copy(y.index(1, 0), x.slice(-1, 0, n))
-        ops.copy(y.slice(1, 1, len(self.times)), self._ends(s.solved))
-
-    def _draw(self, ops: Recorder, s: Any) -> None:
-        """Normal numbers, two from two uniform ones each (Box and Muller 1958)."""
+        path, n, draws = self._path(ops, x, y, s), y.sample_shape[1], s.uniform.sample_shape[1]
         ops.random(s.uniform)
-        half = s.uniform.sample_shape[1]
-        normal = s.normal.slice(-1, 0, half), s.normal.slice(-1, half, 2 * half)
+        normal = s.normal.slice(-1, 0, draws), s.normal.slice(-1, draws, 2 * draws)
         ops.map(normal, _normal, s.uniform.index(1, 0), s.uniform.index(1, 1))
-
-    def _ends(self, solved: View) -> View:
-        """The states at the times after the first one."""
-        return solved.split(1, len(self.times) - 1).index(2, self.steps * len(self._stages) - 1)
+        if path.grid.cut.spare:
+            ops.fill(s.noise, 0.0)
+            ops.copy(path.grid.own_steps(s.noise), self._drawn(s, n).split(1, path.grid.intervals))
+        path.forward(x.slice(-1, 0, n), y)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        (path,), n = s.children, y.sample_shape[1]
-        ops.fill(s.d_solved, 0.0)
-        ops.copy(self._ends(s.d_solved), dy.slice(1, 1, len(self.times)))
-        path.pullback(ops, s.inputs, s.solved, s.d_solved, s.d_inputs)
-        parts = _Inputs(s.d_inputs, n, len(self._stages) > 1)
-        ops.map(dx.slice(-1, 0, n), lambda a, b: a + b, dy.index(1, 0), parts.start.index(1, 0))
-        if self.given:
-            ops.sum(dx.slice(-1, n, n + self.given).expand(1), parts.rest.slice(-1, 0, self.given))
+        self._path(ops, x, y, s).pullback(y, dy, dx, None)
+
+    def _drawn(self, s: Any, n: int) -> View:
+        """The normal numbers of the steps, (steps, n)."""
+        return s.normal.slice(-1, 0, self._grid.needed * n).reshape(self._grid.needed, n)
+
+    def _path(self, ops: Recorder, x: View, y: View, s: Any) -> _Path:
+        n, grid, stages = y.sample_shape[1], self._grid, METHODS[self.method]
+        inputs = Inputs(ops, x, n, self.given, self.time, None)
+        tableau = Tableau(1, tuple(stage.at for stage in stages), ())
+        noise = s.noise if grid.cut.spare else self._drawn(s, n)
+        return _Path(ops, tableau, grid, s.children[0], inputs, s, stages=stages, noise=noise)
 
     def __repr__(self) -> str:
         numbers = [f"{t:g}" for t in self.times]
@@ -205,81 +192,109 @@ def _normal(u: Any, v: Any) -> tuple[Any, Any]:
     return radius * cos(angle), radius * sin(angle)
 
 
-class _Inputs:
-    """The parts of the inputs of a `_Point`: coefficients, the state to begin with, and features of drift and diffusion."""
+class _Coefficients(Layer):
+    """Drift and diffusion, whose functions `_Path` records."""
 
-    def __init__(self, inputs: View, n: int, several: bool) -> None:
-        lengths = [n, n, 1, *([n, 1] if several else [])]
-        ends = list(accumulate(lengths))
-        parts = [inputs.slice(-1, end - length, end) for length, end in zip(lengths, ends, strict=True)]
-        self.start, self.noise, self.drift = parts[:3]
-        self.to_noise, self.to_drift = parts[3:] or (self.noise, self.drift)
-        self.rest = inputs.slice(-1, ends[-1], int(inputs.shape[-1]))  # type: ignore[arg-type]
-
-
-class _Point(Cell):
-    """Drift and diffusion at a point of a step. It carries the next point and, of `several` in a step, the state before it."""
-
-    def __init__(self, drift: Layer, diffusion: Layer, n: int, several: bool) -> None:
-        self.drift, self.diffusion, self.n, self.several = drift, diffusion, n, several
+    def __init__(self, drift: Layer, diffusion: Layer, n: int) -> None:
+        self.drift, self.diffusion, self.n = drift, diffusion, n
 
     def declare(self, d: Declaration) -> None:
-        n = self.n
-        width = n + d.input[0] - (2 + self.several) * n - 1 - self.several
-        d.carry("at", (n,))
-        if self.several:
-            d.carry("state", (n,))
-        for name, layer in (("drift", self.drift), ("diffusion", self.diffusion)):
-            output = d.child(name, layer, (width,))
-            if output != (n,):
-                raise ValueError(f"`{name}` (={layer!r}) gives {output} for a state of shape {(n,)}: it must give {(n,)}")
-            check_deterministic(d.children[-1])
-            d.saved(name, (n,))
-            d.temporary(f"d_{name}", (n,))
-        d.saved("seen", (width,))
-        d.temporary("d_at", (width,))
-        d.temporary("d_more", (width,))
+        for name in ("drift", "diffusion"):
+            output = d.child(name, getattr(self, name), d.input)
+            if output != (self.n,):
+                layer = f"`{name}` (={getattr(self, name)!r})"
+                raise ValueError(f"{layer} gives {output} for a state of shape {(self.n,)}: it must give {(self.n,)}")
+        d.output((2, self.n))
 
-    def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
-        (drift, diffusion), n, parts = s.children, self.n, _Inputs(x, self.n, self.several)
-        at = s.seen.slice(-1, 0, n)
-        ops.map(at, lambda a, b: a + b, s.before.at, parts.start)
-        if parts.rest.sample_size:
-            ops.copy(s.seen.slice(-1, n, s.seen.sample_shape[0]), parts.rest)
-        drift.forward(ops, s.seen, s.drift)
-        diffusion.forward(ops, s.seen, s.diffusion)
-        if not self.several:
-            ops.map(y, _added, at, s.drift, s.diffusion, parts.drift, parts.noise)
+    def forward(self, *_: Any) -> None:
+        raise NotImplementedError("a path records drift and diffusion")
+
+    def pullback(self, *_: Any) -> None:
+        raise NotImplementedError("a path records drift and diffusion")
+
+
+@dataclass(frozen=True)
+class _Path(Solution):
+    """The steps of a method with `noise`, (batch, steps, n), numbers from N(0, 1)."""
+
+    stages: tuple[Stage, ...] = ()
+    noise: Any = None
+
+    def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
+        ops, n, s, known = self.ops, self.n, self.s, self.inputs.at_stages(self.grid, self.tableau)
+        once = None if keeps else [at_once(ops, node) for node in self.rhs.children]
+        arrays = [self._scratch(i) for i in range(len(self.stages))] if once else []
+        with ops.loop(length) as step:
+            if befores is not None:
+                ops.copy(step.now(befores, 1), state)
+            added: list[tuple[Coefficient, View]] = []
+            ahead: Terms = ()
+            for i, stage in enumerate(self.stages):
+                seen, *values = arrays[i] if once else [step.now(view, 1).index(1, i) for view in (s.x, s.drift, s.diffusion)]
+                self._add(seen.slice(-1, 0, n), at, step, state, ahead)
+                self._record_inputs(seen, None if known is None else self._now(known, at, step).index(0, i), at, step, 0.0, 0.0)
+                kept = Kept(ops, step, i)
+                for k, coefficient in stage.used:
+                    node = once[k] if once else self.rhs.children[k].at_a_step(kept.array, lambda _, view: view, {})
+                    node.forward(ops, seen, values[k])
+                    added.append((coefficient, values[k]))
+                kept.keep()
+                ahead = list(zip(stage.ahead, values, strict=True)) if stage.ahead else ()
+            self._add(state, at, step, state, added)
+
+    def _scratch(self, i: int) -> list[View]:
+        """The input of drift and diffusion at a point, and what they give, where they are not kept."""
+        lengths = {"seen": self.inputs.width, "drift": self.n, "diffusion": self.n}
+        return [self.ops.scratch(f"{name} {i}", (length,)) for name, length in lengths.items()]
+
+    def _add(self, out: View, at: Around, step: Steps, start: View | None, terms: Terms) -> None:
+        """Record ``out = start + sum(coefficient * view)``; without a start from zero."""
+        ops, first = self.ops, [] if start is None else [start]
+        if not terms:
+            assert start is not None
+            ops.copy(out, start)
             return
-        state, values = s.after.state, (s.drift, s.diffusion)
-        ops.map(state, lambda a, b: a + b, s.before.state, parts.start)
-        ops.map(y, _added, state, *values, parts.to_drift, parts.to_noise)
-        ops.map(state, _added, state, *values, parts.drift, parts.noise)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        (drift, diffusion), n = s.children, self.n
-        parts, d_parts = (_Inputs(view, n, self.several) for view in (x, dx))
-        d_values = s.d_drift, s.d_diffusion
-        if self.several:
-            given = s.d_after.state, dy, parts.drift, parts.to_drift, parts.noise, parts.to_noise
-            ops.map(d_values, lambda d, e, f, to_f, z, to_z: (d * f + e * to_f, d * z + e * to_z), *given)
+        h = self._length(at, step)
+        fixed: tuple[float, ...] = ()
+        varying: list[View] = []
+        if isinstance(h, View):
+            roots = ops.constant("roots of lengths", np.sqrt(self.grid.equal()[1])[:, None])
+            varying = [h, self._now(roots, at, step)]
         else:
-            ops.map(d_values, lambda d, f, z: (d * f, d * z), dy, parts.drift, parts.noise)
-        drift.pullback(ops, s.seen, s.drift, s.d_drift, s.d_at)
-        diffusion.pullback(ops, s.seen, s.diffusion, s.d_diffusion, s.d_more)
-        ops.map(s.d_at, lambda a, b: a + b, s.d_at, s.d_more)
-        d_at = s.d_at.slice(-1, 0, n)
-        if self.several:
-            ops.map(s.d_before.state, lambda a, b: a + b, s.d_after.state, dy)
-            ops.copy(s.d_before.at, d_at)
-            ops.map(d_parts.start, lambda a, b: a + b, s.d_before.state, d_at)
-        else:
-            ops.map((s.d_before.at, d_parts.start), lambda a, b: (a + b, a + b), d_at, dy)
-        for view in (d_parts.noise, d_parts.drift, d_parts.to_noise, d_parts.to_drift)[: 4 if self.several else 2]:
-            ops.fill(view, 0.0)  # no parameter is before these
-        if d_parts.rest.sample_size:
-            ops.copy(d_parts.rest, s.d_at.slice(-1, n, s.d_at.sample_shape[0]))
+            fixed = (h, math.sqrt(h))
 
+        def formula(z: Any, *values: Any) -> Any:
+            lengths, values = fixed or values[:2], values[len(varying) :]
+            scaled = zip(terms, values[len(first) :], strict=True)
+            parts = [*values[: len(first)], *(coefficient(z, *lengths) * value for (coefficient, _), value in scaled)]
+            return sum(parts[1:], parts[0])
 
-def _added(y: Any, f: Any, g: Any, drift: Any, noise: Any) -> Any:
-    return y + drift * f + noise * g
+        ops.map(out, formula, self._now(self.noise, at, step), *varying, *first, *(view for _, view in terms))
+
+    def _pull_steps(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
+        ops, n, s, shape = self.ops, self.n, self.s, (self.inputs.width,)
+        assert d_times is not None
+        with ops.loop(self.grid.cut.length, backwards=True) as step:
+            d_seen: list[View] = []
+            for i, stage in reversed(list(enumerate(self.stages))):
+                seen, *values = (step.now(view, 1).index(1, i) for view in (s.x, s.drift, s.diffusion))
+                kept = Kept(ops, step, i)
+                gradient = partial(sums.of_step, at, step)
+                nodes = {k: self.rhs.children[k].at_a_step(kept.array, gradient, {}) for k, _ in stage.used}
+                kept.fetch()
+                later = [view.slice(-1, 0, n) for view in d_seen[-1:]]  # of the next point
+                for k, coefficient in stage.used:
+                    d_value, d_x = ops.scratch(f"d_value {i} {k}", (n,)), ops.scratch(f"d_x {i} {k}", shape)
+                    ahead = [(stage.ahead[k], view) for view in later] if stage.ahead else []
+                    self._add(d_value, at, step, None, [(coefficient, d_state), *ahead])
+                    nodes[k].pullback(ops, seen, values[k], d_value, d_x)
+                    d_seen.append(d_x)
+                if len(stage.used) > 1:
+                    parts, total = d_seen[-2:], ops.scratch(f"d_x {i}", shape)
+                    ops.map(total, lambda a, b: a + b, *parts)
+                    d_seen[-2:] = [total]
+            states = [view.slice(-1, 0, n) for view in d_seen]
+            ops.map(d_state, lambda *terms: sum(terms), d_state, step.now(d_times, 1), *states)
+            if self.inputs.given:
+                given = [view.slice(-1, n, n + self.inputs.given) for view in d_seen]
+                ops.map(d_given, lambda *terms: sum(terms), d_given, *given)

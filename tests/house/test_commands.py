@@ -56,6 +56,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks rosetta_cnn --accuracy": (ONE_EPOCH, PHOTOGRAPHS),
     "benchmarks rosetta_rnn": (CHEAP, REVIEWS),
     "benchmarks rosetta_rnn --accuracy": (ONE_EPOCH, REVIEWS),
+    "benchmarks sde": (CHEAP, {"sde.STEPS": 4, "sde.BATCHES": (1, 2)}),
     "benchmarks solver": (CHEAP, {"solver.CALLS": 10}),
     "benchmarks ude": (CHEAP, {"ude.CHECKPOINTS": (None,), "ude.STEPS": 1}),
     "benchmarks ude --accuracy": (ONE_EPOCH, {"ude.ADAM": 2, "ude.BFGS": 2, "ude.STEPS": 1}),

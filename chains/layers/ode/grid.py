@@ -119,6 +119,13 @@ class Grid:
             np.concatenate([np.zeros(spare_times), lengths.reshape(-1)]),
         )
 
+    def own_steps(self, view: View) -> View:
+        """The entries of an array (batch, total, ...) for the steps without spare ones, (batch, intervals, steps, ...)."""
+        spare = self.cut.spare
+        if self.within:
+            return view.split(1, self.intervals).slice(2, spare, spare + self.steps)
+        return view.slice(1, spare * self.steps, self.total).split(1, self.intervals)
+
     def until(self, ops: Recorder, mask: View) -> View:
         """Record how long the equal steps that all share are for each sample, (batch, total, 1): 0 after its last time.
 
