@@ -75,8 +75,8 @@ METHODS = {
 class SDE(Layer):
     """``dy = drift(y) dt + diffusion(y) dW`` from a state at the first of some times; each number of the state has its noise.
 
-    A sample is the initial state, (n,), and the output (times, n), the initial state first. Each sample of a batch has a path
-    of its own. The numbers of the noise follow from a seed, the number of the training step and the number of the sample
+    A sample is the initial state, (n,), and the output (times, n), the initial state first. Each sample of a batch has a
+    separate path. The numbers of the noise follow from a seed, the number of the training step and the number of the sample
     (`chains.program.operations.Random`): they are the same on every backend to rounding, and the pullback takes the same path.
     `train` draws other paths at each step, and calls in the mode "train" those of their `seed`. In the mode "eval", the default
     of ``net(x, p)``, the paths are those of the seed 0.

@@ -13,9 +13,9 @@ from itertools import pairwise
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond). Each further
-# thread makes every meeting longer by about an eighth of that time, since each reads the words of all others.
+# thread makes every barrier longer by about an eighth of that time, since each thread reads the words of all others.
 MIN_THREAD_OPERATIONS = 400_000
-MEETINGS_PART = 8
+BARRIER_PART = 8
 MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
 ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
@@ -114,10 +114,10 @@ class MemoryPlan:
 def suitable_threads(operations: int, most: int) -> int:
     """The number of threads, at most `most`, that take the least time for this many operations.
 
-    For n threads the time is operations / n, and n times what a thread adds to the meetings; it is least at a square root.
+    For n threads the time is operations / n, and n times what a thread adds to the barriers; it is least at a square root.
     """
-    by_meetings = math.isqrt(MEETINGS_PART * operations // MIN_THREAD_OPERATIONS)
-    return max(1, min(most, operations // MIN_THREAD_OPERATIONS, by_meetings))
+    by_barriers = math.isqrt(BARRIER_PART * operations // MIN_THREAD_OPERATIONS)
+    return max(1, min(most, operations // MIN_THREAD_OPERATIONS, by_barriers))
 
 
 def _tile(signature: Signature, batch: int, threads: int) -> int:
