@@ -333,7 +333,7 @@ LAYERS += [
            (3,), frozen=("1.0.a", "1.0.b", "1.0.c")),
     _layer("SDE", chains.SDE(_dense(3, 3), _dense(3, 3), (0.0, 0.5, 1.0), steps=2)),
     _layer("SDE-milstein", chains.SDE(_dense(4, 2), _dense(4, 2), (0.0, 0.5), "milstein", 3, given=1, time=True,
-                                      checkpoint_every=4)),
+                                      checkpoint_every=2)),
     _layer("SDE-heun", chains.SDE(_dense(3, 2), _dense(3, 2), (0.0, 0.5), "heun", 2, time=True), (2,)),
     Case("Shooting", Shooting,
          (chains.Append(a=1.0, b=0.0, c=0.0, d=1.0), chains.Select((1, 2, 3, 4)), chains.Reshape(2, 2),

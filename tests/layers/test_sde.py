@@ -104,12 +104,13 @@ def test_a_path_depends_on_seed_and_sample_alone(backend):
     np.testing.assert_array_equal(net(x, p, seed=3), net(x, p, mode="train", seed=0))  # evaluated, paths are those of seed 0
 
 
-def test_checkpoints_change_nothing():
+@pytest.mark.parametrize(("intervals", "steps", "every"), [(2, 5, 3), (5, 1, 2)])
+def test_checkpoints_change_nothing(intervals, steps, every):
     drift, diffusion = (Chain(Dense(2, 3, tanh), Dense(3, 2)) for _ in range(2))
-    x, t = np.ones((4, 2)), np.zeros((4, 3, 2))
+    x, t = np.ones((4, 2)), np.zeros((4, intervals + 1, 2))
     found = []
-    for every in (None, 3):
-        net = Chain(SDE(drift, diffusion, (0.0, 1.0, 2.0), "milstein", 5, checkpoint_every=every))
+    for kept in (None, every):
+        net = Chain(SDE(drift, diffusion, range(intervals + 1), "milstein", steps, checkpoint_every=kept))
         found.append(net.objective(x, t, SquaredLoss(), seed=2, mode="train")(net.init(seed=0)))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-12)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9, atol=1e-14)
