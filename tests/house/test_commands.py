@@ -70,6 +70,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
     "benchmarks.studies.export": ("", {}),
     "benchmarks.studies.fits": ("--count 2 --rounds 1", {}),
+    "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
     "benchmarks.gpu": ("--plan", {}),
@@ -90,6 +91,7 @@ ELSEWHERE = {
     "docs/tutorials/equations/burgers.py": "tests/house/test_tutorials.py",
     "examples/export/make.py": "tests/exporting/test_languages.py",
     "examples/export/cortex/make.py": "tests/exporting/test_languages.py",
+    "examples/hosts/make.py": "tests/exporting/test_hosts.py",
     **{f"tests.campaign.{path.stem}": "tests/campaign/test_campaigns.py" for path in (ROOT / "tests/campaign").glob("*.py")},
     "rosetta cnn": "tests/house/test_rosetta.py",
     "rosetta rnn": "tests/house/test_rosetta.py",
