@@ -35,7 +35,7 @@ class Adjoint(Solution):
             self._run((at,), self.grid.total // intervals, state, None, keeps=False)
         ops.copy(y.index(1, intervals), state)
 
-    def pullback(self, y: View, dy: View, dx: View, failed: View | None) -> None:
+    def pullback(self, y: View, dy: View, dx: View, failed: View | None, d_end: View | None = None) -> None:
         ops, n, known, last = self.ops, self.n, self.n + self.inputs.given, self.grid.intervals
         state, d_state, d_given = ops.scratch("state", (n,)), ops.scratch("d_state", (n,)), dx.slice(-1, n, known)
         sums = GradientSums(ops, self.grid, self.rhs)

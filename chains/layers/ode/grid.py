@@ -48,6 +48,8 @@ class Grid:
         How many steps there are at most from one checkpoint to the next.
     apart : bool
         Whether no segment of equal steps goes beyond the next time.
+    ends : bool
+        Whether each sample ends at its own time, after which its steps have the length 0.
     """
 
     times: tuple[float, ...] | int
@@ -55,6 +57,7 @@ class Grid:
     attempts: int | None = None
     every: int | None = None
     apart: bool = False
+    ends: bool = False
 
     @property
     def intervals(self) -> int:
@@ -101,7 +104,7 @@ class Grid:
     @property
     def varies(self) -> bool:
         """Whether each sample has different steps."""
-        return self.attempts is not None or self.own
+        return self.attempts is not None or self.own or self.ends
 
     def equal(self) -> tuple[np.ndarray, np.ndarray]:
         """When the steps that all samples share begin, and how long they are, (total,)."""

@@ -16,6 +16,7 @@ import numpy as np
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode.adjoint import Adjoint
+from chains.layers.ode.events import DIRECTIONS, Event
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.implicit import LARGEST_STATE, ImplicitControl, ImplicitSolution
 from chains.layers.ode.methods import METHODS, Row, Tableau
@@ -80,6 +81,7 @@ def tolerance(name: str, given: Any) -> float | Row:
 
 
 MAX_STEPS = 256  # attempts of step control, by default
+_WITHOUT_EVENT = {"event": None, "direction": "both"}
 MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
 
 
@@ -129,6 +131,16 @@ class ODE(Layer):
         the state at each of the times. No step is kept for it. It is not exact, but approximates the gradient of the solution
         to the order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
 
+    event : Layer, optional
+        A layer or chain whose input is what `rhs` sees, and whose output is one number, (1,). The trajectory ends where the
+        number first changes its sign, looked at after each step. The output becomes (times + 1, n + 1): the states with their
+        times, and in its last row the state and the time of the event. Rows of later times have these too. Without an event
+        before the last time, the last row has the state at that time. `event` may have parameters; the gradient by the time of
+        the event is exact. It goes with explicit methods, without `forcing`, `adjoint` or `checkpoint_every`.
+    direction : str
+        "up" for an event that becomes positive, "down" for one that becomes negative, "both" by default. A function that begins
+        at zero crosses it only when it comes back.
+
     Raises
     ------
     TypeError, ValueError
@@ -148,7 +160,7 @@ class ODE(Layer):
     def __init__(
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
         atol: Any = None, max_steps: int | None = None, given: int = 0, time: bool = False, forcing: Any = None,
-        checkpoint_every: int | None = None, adjoint: bool = False,
+        checkpoint_every: int | None = None, adjoint: bool = False, event: Layer | None = None, direction: str = "both",
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
             raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer, such as Chain(Dense(2, 5, tanh), Dense(5, 2))")
@@ -173,6 +185,28 @@ class ODE(Layer):
         self.forcing = None if forcing is None else forcing_of(forcing)
         self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
         self.adjoint = bool(adjoint)
+        self.event, self.direction = self._checked_event(event, direction)
+
+    def _checked_event(self, event: Any, direction: Any) -> tuple[Layer | None, str]:
+        """The checked settings of an event."""
+        check_word("direction", direction, *DIRECTIONS)
+        if event is None:
+            if direction != "both":
+                raise ValueError(f"`direction` (={direction!r}) is of use with an `event` only")
+            return None, direction
+        if not isinstance(event, Layer):
+            raise TypeError(f'`event` (={shown(event)}) must be a layer, such as Equations(lambda h, v: h, ("h", "v"))')
+        if self.implicit:
+            raise ValueError(f"`event` (={event!r}) goes with explicit methods, not with {self.method!r}")
+        for name in ("forcing", "adjoint", "checkpoint_every"):
+            if getattr(self, name):
+                raise ValueError(f"`{name}` (={shown(getattr(self, name))}) does not go with an `event`")
+        return event, direction
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(
+            {**state, **{name: state.get(name, own) for name, own in _WITHOUT_EVENT.items()}}
+        )  # as earlier pickles
 
     def _control(self, rtol: Any, atol: Any, max_steps: Any) -> tuple[float | None, Any, int | None]:
         """The checked settings of step control."""
@@ -217,7 +251,7 @@ class ODE(Layer):
 
     @property
     def _grid(self) -> Grid:
-        return Grid(self.times, self.steps, self.max_steps, self.checkpoint_every, self.adjoint)
+        return Grid(self.times, self.steps, self.max_steps, self.checkpoint_every, self.adjoint, self.event is not None)
 
     def fixed_input(self) -> SampleShape | None:
         shape = self.rhs.fixed_input()
@@ -258,10 +292,22 @@ class ODE(Layer):
             d.saved(name, (grid.total, 1))
         if self.adjoint:
             d.saved("solved", (grid.intervals + 1, n))
+        if self.event is not None:
+            found = d.child("event", self.event, (n + self.given + self._known,))
+            if found != (1,):
+                raise ValueError(f"`event` (={self.event!r}) gives {found}, but must give one number, (1,)")
+            check_deterministic(d.children[-1])
+            d.saved("found", (n + 4,))
+            d.output((grid.intervals + 2, n + 1))
+            return
         d.output_times = grid.intervals + 1
         d.output((grid.intervals + 1, n))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        if self.event is not None:
+            with self._mask(ops):
+                self._forward_to_event(ops, x, y, s)
+            return
         solved = s.solved if self.adjoint else y
         with self._mask(ops) as mask:
             self._solve(ops, x, solved, s, mask)
@@ -288,12 +334,112 @@ class ODE(Layer):
         solution.forward(start, y, states)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
+        if self.event is not None:
+            with self._mask(ops):
+                self._pull_from_event(ops, x, y, dy, dx, s)
+            return
         with self._mask(ops) as mask:
             if mask is not None:
                 ops.map(dy, _within, mask, dy)
             times = self._times(ops, x, mask) if self._own_times else None
             failed = self._failed(ops, y) if self.may_fail else None
             self._solution(ops, x, y, s, times, mask).pullback(s.solved if self.adjoint else y, dy, dx, failed)
+
+    def _forward_to_event(self, ops: Recorder, x: View, y: View, s: Any) -> None:
+        """Record the solution up to the event."""
+        n, grid = y.sample_shape[-1] - 1, self._grid
+        rows, last_row = y.slice(1, 0, grid.intervals + 1), y.index(1, grid.intervals + 1)
+        states, solved = ops.scratch("all states", (grid.total + 1, n)), ops.scratch("solved", (grid.intervals + 1, n))
+        times = self._times(ops, x, None) if self._own_times else None
+        solution, clock = self._solution(ops, x, solved, s, times, None), self._clock_of_event(ops, times)
+        start, event = x.slice(-1, 0, n), self._event(solution, s)
+        if self.rtol is not None:
+            attempts = Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints)
+            control = StepControl(ops, self._tableau, solution.rhs, self.rtol, self.atol, clock, solution.inputs)
+            control.record(solved, grid, attempts, states, leaves_out=True)
+        else:
+            if times is None:
+                for view, each in zip((s.begins, s.lengths), grid.equal(), strict=True):
+                    ops.copy(view, ops.constant("steps", each[:, None]))
+            else:
+                grid.fill(ops, times, s.begins, s.lengths)
+                start = self._nan_if_falling(ops, start, times)
+            state = ops.scratch("state before the event", (n,))
+            ops.copy(state, start)
+            solution._run((), grid.total, state, states.slice(1, 0, grid.total), keeps=False)
+            ops.copy(states.index(1, grid.total), state)
+        last, final = ops.scratch("last of the times", (1,)), ops.scratch("final state", (n,))
+        if times is None:
+            ops.copy(last, clock.slice(-1, grid.intervals, grid.intervals + 1))
+        else:
+            ops.max(last, clock)
+        ops.copy(final, solved.index(1, grid.intervals) if self.rtol is not None else states.index(1, grid.total))
+        hits = event.forward(states, s.begins, s.lengths, last, final)
+        if self.rtol is None:
+            solution.forward(start, solved)
+        else:
+            ops.map(s.ends, lambda hit, t, end: where(hit > 0.0, t, end), hits, event.end.expand(1), s.ends)
+            self._end_early(ops, solved, clock.expand(-1), event, final)
+            begins = s.begins.split(1, grid.cut.segments).index(2, 0)
+            self._end_early(ops, s.checkpoints, begins, event, final)
+        ops.copy(last_row.slice(-1, 0, n), final)
+        ops.copy(rows.slice(-1, 0, n), solved)
+        offset = solution.inputs.first
+        first = [offset] if isinstance(offset, View) else []
+        number = 0.0 if first else offset
+        to_time = lambda t, *first: t + (first[0] if first else number)  # noqa: E731
+        ops.map(last_row.slice(-1, n, n + 1), to_time, event.end, *first)
+        ops.map(
+            rows.index(-1, n), lambda t, end, *first: to_time(where(t < end, t, end), *first), clock, event.end, *first
+        )  # fmt: skip
+
+    def _end_early(self, ops: Recorder, states: View, times: View, event: Event, final: View) -> None:
+        """Record that the states at times not before the event are the final one."""
+        ops.map(
+            states, lambda y, t, end, happens, final: where((happens > 0.0) & (t >= end), final, y),
+            states, times, event.end.expand(-1), event.happens.expand(-1), final.expand(1),
+        )  # fmt: skip
+
+    def _clock_of_event(self, ops: Recorder, times: View | None) -> View:
+        """The times as steps count them, (times,) or (batch, times)."""
+        if self.rtol is not None:
+            return self._clock(ops, times, None)
+        return times if times is not None else ops.constant("times", np.array(self.times))
+
+    def _event(self, solution: Solution, s: Any) -> Event:
+        return Event(
+            solution.ops, self._tableau, solution.rhs, s.children[1], solution.inputs, self.direction, s.found
+        )  # fmt: skip
+
+    def _pull_from_event(self, ops: Recorder, x: View, y: View, dy: View, dx: View, s: Any) -> None:
+        """Record the pullback of `_forward_to_event`."""
+        n, last = y.sample_shape[-1] - 1, self._grid.intervals
+        d_rows, d_end, d_time = ops.scratch("d_rows", (last + 1, n)), ops.scratch("d_end", (n,)), ops.scratch("d_time", (1,))
+        times = self._times(ops, x, None) if self._own_times else None
+        solution, clock = self._solution(ops, x, d_rows, s, times, None), self._clock_of_event(ops, times)
+        event, rows = self._event(solution, s), y.slice(1, 0, last + 1)
+        after = ops.scratch("rows after the event", (last + 2, n + 1))
+        ops.map(
+            after.slice(1, 0, last + 1), lambda t, end, d: where(t >= end, d, 0.0),
+            clock.expand(-1), event.end.expand(-1), dy.slice(1, 0, last + 1),
+        )  # fmt: skip
+        ops.copy(after.index(1, last + 1), dy.index(1, last + 1))
+        total = ops.scratch("cotangent of the event", (n + 1,))
+        ops.sum(total.expand(1), after)
+        ops.copy(d_end, total.slice(-1, 0, n))
+        ops.copy(d_time, total.slice(-1, n, n + 1))
+        failed = self._failed(ops, y) if self.may_fail else None
+        d_seen = event.pullback(y.index(1, last + 1).slice(-1, 0, n), d_end, d_time)
+        ops.map(
+            d_rows, lambda t, end, d: where(t >= end, 0.0, d), clock.expand(-1), event.end.expand(-1),
+            dy.slice(1, 0, last + 1).slice(-1, 0, n),
+        )  # fmt: skip
+        if self.rtol is None:
+            ops.copy(d_rows.index(1, last), d_end)
+        solution.pullback(rows, d_rows, dx, failed, d_end)
+        if self.given:
+            own = dx.slice(-1, n, n + self.given)
+            ops.map(own, lambda a, b: a + b, own, d_seen.slice(-1, n, n + self.given))
 
     def _failed(self, ops: Recorder, y: View) -> View:
         """0 for each solution that has all its states, NaN for others: this makes their gradients NaN too."""
@@ -312,7 +458,7 @@ class ODE(Layer):
             ops.output_lengths = lengths
 
     def _solution(self, ops: Recorder, x: View, y: View, s: Any, times: View | None, mask: View | None) -> Solution:
-        n, (node,), clock, lengths = y.sample_shape[-1], s.children, None, None
+        n, node, clock, lengths = y.sample_shape[-1], s.children[0], None, None
         first: View | float = 0.0
         if self.rtol is not None:
             clock = self._clock(ops, times, mask)
@@ -357,6 +503,8 @@ class ODE(Layer):
         names = ["steps"] if self.rtol is None else ["rtol", "atol", "max_steps"]
         names += ["given", "time", "checkpoint_every", "adjoint"]
         more = "".join(f", {name}={value}" for name in names if (value := getattr(self, name)))
+        more += f", event={self.event!r}" if self.event is not None else ""
+        more += f", direction={self.direction!r}" if self.direction != "both" else ""
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
 
@@ -394,7 +542,7 @@ class _Trace(ODE):
 
     def declare(self, d: Declaration) -> None:
         super().declare(d)
-        d.output((self._grid.total + 1, 3 + d.output_shape[-1]))
+        d.output((self._grid.total + 1, 3 + d.output_shape[-1] - (self.event is not None)))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         n, grid = y.sample_shape[-1] - 3, self._grid

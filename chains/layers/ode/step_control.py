@@ -72,11 +72,13 @@ class StepControl:
     times: View
     inputs: Inputs
 
-    def record(self, y: View, grid: Grid, attempts: Attempts, states: View | None = None) -> None:
+    def record(
+        self, y: View, grid: Grid, attempts: Attempts, states: View | None = None, *, leaves_out: bool = False
+    ) -> None:  # fmt: skip
         """Record how the states at the times, NaN where they are not reached, and `attempts` are filled.
 
-        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Otherwise attempts that no sample
-        needs may be left out.
+        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Without them, or where it
+        `leaves_out` attempts, those that no sample needs may be left out; their states are 0.
         """
         ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
         t, h, last, left = (ops.scratch(name, (1,)) for name in ("t", "h", "last time", "left"))
@@ -99,7 +101,10 @@ class StepControl:
         rhs.forward(ops, seen, slopes[0])
         self._first_length(h, t, last, state, slopes[0], seen, rhs)
         ops.map(left, _left, last, t)
-        skip = (lambda _: left) if states is None else None
+        skip = (lambda _: left) if states is None or leaves_out else None
+        if states is not None:
+            ops.fill(states, 0.0)
+            ops.copy(states.index(1, 0), state)
         with ops.loop(grid.cut.segments, closed=True, skip_where_zero=skip) as segment:
             ops.copy(segment.now(attempts.checkpoints, 1), state)
             parts = [segment.part(view, 1, grid.cut.length) for view in attempts]
@@ -107,9 +112,6 @@ class StepControl:
                 begin, tries, taken, end = (at.now(view, 1) for view in parts)
                 if grid.cut.spare:
                     self._skip_spare(h, grid, segment, at)
-                if states is not None:
-                    before = segment.part(states.slice(1, 0, grid.total), 1, grid.cut.length)
-                    ops.copy(at.now(before, 1), state)
                 tried, reached = self._next_length(h, t, last)
                 new, error = self._step(rhs, seen, state, t, tried, slopes)
                 ops.copy(begin, t)
@@ -118,11 +120,12 @@ class StepControl:
                 ops.copy(t, end)
                 for view, after in ((state, new), (slopes[0], slopes[-1])):
                     ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
+                if states is not None:
+                    after = segment.part(states.slice(1, 1, grid.total + 1), 1, grid.cut.length)
+                    ops.copy(at.now(after, 1), state)
                 self._keep(found, t, state, taken)
                 ops.map(left, _left, last, t)
         ops.copy(y, found)
-        if states is not None:
-            ops.copy(states.index(1, grid.total), state)
 
     def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
         """Record a step. Returns the state after it, and the mean square of the estimated error over the tolerated one."""

@@ -1,0 +1,290 @@
+"""Events: a trajectory ends where a function of state and time crosses zero.
+
+The states before all steps are searched for the first step over which the sign of the function changes. The length of this
+step becomes the root of the function at its end, by the Illinois method, and all later steps have the length 0. So the pullback
+is that of the steps, after the gradient by the length of the last one: by the implicit function theorem the root h of
+``event(step(y, h), t + h) = 0`` changes by ``-d event / (d event / dh)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from chains.expr import maximum, minimum, where
+from chains.layers.node import Node
+from chains.layers.ode.methods import Tableau, move, pull_slope
+from chains.layers.ode.right_side import Inputs
+from chains.program.recorder import Recorder
+from chains.program.view import View
+
+DIRECTIONS = ("both", "up", "down")
+ITERATIONS = 40  # of the Illinois method, at most; a simple root takes about eight
+BESIDE = 1e-4  # of the length of the step: where the slope for the last iterations, which are Newton's, is measured
+
+
+@dataclass(frozen=True)
+class Event:
+    """The event of a solution, being recorded.
+
+    Parameters
+    ----------
+    ops, tableau, rhs, node, inputs
+        The recorder, the method, the right-hand side, the event's function, and what both of them see.
+    direction : str
+        One of `DIRECTIONS`: of the change of sign.
+    found : View, shape (batch, n + 4)
+        What is kept of an event: the state and the time before the last step, its length, 1 where there is an event, and the
+        time of the event, or the last time.
+    """
+
+    ops: Recorder
+    tableau: Tableau
+    rhs: Node
+    node: Node
+    inputs: Inputs
+    direction: str
+    found: View
+
+    @property
+    def n(self) -> int:
+        return self.inputs.n
+
+    @property
+    def before(self) -> View:
+        """The state before the last step."""
+        return self.found.slice(-1, 0, self.n)
+
+    def _number(self, k: int) -> View:
+        return self.found.slice(-1, self.n + k, self.n + k + 1)
+
+    @property
+    def end(self) -> View:
+        """The time of the event, counted as the steps are."""
+        return self._number(3)
+
+    @property
+    def happens(self) -> View:
+        """1 where there is an event."""
+        return self._number(2)
+
+    def forward(self, states: View, begins: View, lengths: View, last: View, y: View) -> View:
+        """Record how `found` and `lengths` are filled, from the states (batch, steps + 1, n) and the steps (batch, steps, 1).
+
+        `y`, (batch, n), is the state at the end. Returns 1 for the last step before an event, 0 for others, like `lengths`.
+        """
+        ops, steps = self.ops, lengths.sample_shape[0]
+        old, new, done, least = (ops.scratch(name, (1,)) for name in ("event before", "event after", "over", "event at begin"))
+        most, hits = ops.scratch("event at end", (1,)), ops.scratch("last step", (steps, 1))
+        t, h, happens, end = (self._number(k) for k in range(4))
+        ops.copy(self.before, states.index(1, 0))
+        ops.copy(t, begins.index(1, 0))
+        ops.copy(end, last)
+        for view in (h, happens, done, least, most):
+            ops.fill(view, 0.0)
+        function = self._function()
+        function(old, states.index(1, 0), t, None)
+        with ops.loop(steps) as at:
+            begin, length, hit = (at.now(view, 1) for view in (begins, lengths, hits))
+            function(new, at.now(states.slice(1, 1, steps + 1), 1), begin, length)
+            ops.map((hit, done), lambda *values: _hit(self.direction, *values), old, new, length, done)
+            ops.map(self.before, _chosen, hit, at.now(states.slice(1, 0, steps), 1), self.before)
+            for kept, now in ((t, begin), (h, length), (least, old), (most, new)):
+                ops.map(kept, _chosen, hit, now, kept)
+            ops.map(length, lambda h, hit, done: where((done > 0.0) & (hit == 0.0), 0.0, h), length, hit, done)
+            ops.copy(old, new)
+        ops.copy(happens, done)
+        self._find_root(function, least, most, y)
+        ops.map(end, lambda happens, t, h, end: where(happens > 0.0, t + h, end), happens, t, h, end)
+        ops.map(lengths, _chosen, hits, h.expand(1), lengths)
+        return hits
+
+    def _function(self) -> Callable[[View, View, View, View | None], None]:
+        """A function that records the event's function of a state, at a time and a length after it."""
+        node, _ = _once(self.ops, self.node, "event", lambda shape: shape)
+        seen = self.ops.scratch("seen by the event", (self.inputs.width,))
+
+        def record(out: View, state: View, t: View, h: View | None) -> None:
+            self.ops.copy(seen.slice(-1, 0, self.n), state)
+            self.inputs.record(seen, t, 0.0 if h is None else h, 0.0 if h is None else 1.0)
+            node.forward(self.ops, seen, out)
+
+        return record
+
+    def _find_root(self, function: Callable[..., None], least: View, most: View, y: View) -> None:
+        """Record the length of the last step, at first the whole one, and the state after it where there is an event."""
+        ops, tried = self.ops, self.ops.scratch("length tried", (1,))
+        t, h, happens = (self._number(k) for k in range(3))
+        low, high, value, active = (ops.scratch(name, (1,)) for name in ("low", "high", "event tried", "searching"))
+        new = ops.scratch("event state", (self.n,))
+        tolerated = 4.0 * float(np.finfo(ops.dtype).eps)
+        whole = ops.scratch("whole length", (1,))
+        ops.copy(whole, h)
+        ops.fill(low, 0.0)
+        ops.copy(high, h)
+        ops.copy(active, happens)
+        step = self._step("tried")
+        with ops.loop(ITERATIONS, closed=True, skip_where_zero=lambda _: active):
+            ops.map(tried, _secant, low, high, least, most)
+            step(new, tried)
+            function(value, new, t, tried)
+            ops.map(
+                (low, high, least, most, h, active), lambda *values: _closer(tolerated, *values),
+                low, high, least, most, h, active, tried, value, whole,
+            )  # fmt: skip
+        slope, sides = ops.scratch("slope of the event", (1,)), ops.scratch("values beside", (2, 1))
+        for k, sign in enumerate((-1.0, 1.0)):
+            ops.map(tried, lambda h, whole, sign=sign: h + sign * BESIDE * whole, h, whole)
+            step(new, tried)
+            function(sides.index(1, k), new, t, tried)
+        ops.map(
+            slope, lambda a, b, whole: where(b == a, 1.0, (b - a) / where(whole > 0.0, 2.0 * BESIDE * whole, 1.0)),
+            sides.index(1, 0), sides.index(1, 1), whole,
+        )  # fmt: skip
+        with ops.loop(2, closed=True):  # these find all derivatives of h too, for programs on series
+            step(new, h)
+            function(value, new, t, h)
+            ops.map(h, lambda h, value, slope, on: where(on > 0.0, h - value / slope, h), h, value, slope, happens)
+        step(new, h)
+        ops.map(y, _chosen, happens, new, y)
+
+    def _step(self, name: str) -> Callable[[View, View], None]:
+        """A function that records the last step with a length."""
+        ops = self.ops
+        stages = range(self.tableau.stages)
+        slopes = [ops.scratch(f"slope {i} {name}", (self.n,)) for i in stages]
+        seen = ops.scratch(f"seen {name}", (self.inputs.width,))
+        rhs, _ = _once(ops, self.rhs, name, lambda shape: shape[2:])
+
+        def record(new: View, h: View) -> None:
+            for i in stages:
+                move(
+                    ops, self.tableau, seen.slice(-1, 0, self.n), self.before, h, [a[i] for a, _ in self.tableau.halves], slopes
+                )
+                self.inputs.record(seen, self._number(0), h, self.tableau.c[i])
+                rhs.forward(ops, seen, slopes[i])
+            move(ops, self.tableau, new, self.before, h, [b for _, b in self.tableau.halves], slopes)
+
+        return record
+
+    def pullback(self, y: View, d_y: View, d_end: View) -> View:
+        """Record the gradients of the event's parameters, and what `d_y` is with the time of the event, which has `d_end`.
+
+        Returns the gradient by what the event sees.
+        """
+        ops, n, width = self.ops, self.n, self.inputs.width
+        seen, value, one = ops.scratch("seen by the event", (width,)), ops.scratch("event", (1,)), ops.scratch("one", (1,))
+        ops.copy(seen.slice(-1, 0, n), y)
+        self.inputs.record(seen, self._number(0), self._number(1), 1.0)
+        d_seen, d_event = ops.scratch("slope of the event", (width,)), ops.scratch("d_event", (width,))
+        ops.fill(one, 1.0)
+        twin, _ = _once(ops, self.node, "event", lambda shape: shape)
+        twin.forward(ops, seen, value)
+        twin.pullback(ops, seen, value, one, d_seen)
+        pair, along = ops.scratch("cotangents of the end", (2, n)), ops.scratch("by the length", (2, 1))
+        ops.copy(pair.index(1, 0), d_y)
+        ops.copy(pair.index(1, 1), d_seen.slice(-1, 0, n))
+        with ops.loop(2, closed=True) as at:
+            self._by_length(at.now(along, 1), at.now(pair, 1))
+        by_time = [d_seen.slice(-1, width - 1, width)] if self.inputs.time else []
+        weight = ops.scratch("d_value", (1,))
+        ops.map(weight, _implicit, self.happens, along.index(1, 0), along.index(1, 1), d_end, *by_time)
+        own, _ = _once(ops, self.node, "event, pulled", lambda shape: shape, keeps=True)
+        own.forward(ops, seen, value)
+        own.pullback(ops, seen, value, weight, d_event)
+        ops.map(d_y, lambda a, b: a + b, d_y, d_event.slice(-1, 0, n))
+        return d_event
+
+    def _by_length(self, out: View, d: View) -> None:
+        """Record the gradient by the length of the last step, from the cotangent of its end."""
+        ops, tableau, n, width = self.ops, self.tableau, self.n, self.inputs.width
+        h, stages = self._number(1), range(tableau.stages)
+        slopes, seen, d_slope = ([ops.scratch(f"{name} {i} of the last step", (m,)) for i in stages]
+                                 for name, m in (("slope", n), ("seen", width), ("d_slope", n)))  # fmt: skip
+        d_seen = [ops.scratch(f"d_x{i} of the last step", (width,)) for i in stages]
+        nodes = [_once(ops, self.rhs, f"stage {i} of the last step", lambda shape: shape[2:]) for i in stages]
+        zero = ops.scratch("zero", (n,))
+        ops.fill(zero, 0.0)
+        moves = [ops.scratch(f"move {i}", (n,)) for i in range(tableau.stages + 1)]
+        rows = [*([a[i] for a, _ in tableau.halves] for i in stages), [b for _, b in tableau.halves]]
+        for i, (rhs, _) in enumerate(nodes):
+            move(ops, tableau, moves[i], zero, 1.0, rows[i], slopes)
+            move(ops, tableau, seen[i].slice(-1, 0, n), self.before, h, rows[i], slopes)
+            self.inputs.record(seen[i], self._number(0), h, tableau.c[i])
+            rhs.forward(ops, seen[i], slopes[i])
+        move(ops, tableau, moves[-1], zero, 1.0, rows[-1], slopes)
+        terms, total = ops.scratch("by the length of each", (n,)), ops.scratch("along", (1,))
+        ops.map(terms, lambda a, b: a * b, d, moves[-1])
+        d_states = [view.slice(-1, 0, n) for view in d_seen]
+        for i in reversed(stages):
+            pull_slope(ops, tableau, d_slope[i], d, h, i, d_states)
+            nodes[i][0].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
+            ops.map(terms, lambda total, a, b: total + a * b, terms, d_states[i], moves[i])
+        ops.sum(total, terms)
+        times = [(c, view.slice(-1, width - 1, width)) for c, view in zip(tableau.c, d_seen, strict=False) if c]
+        if self.inputs.time and times:
+            ops.map(total, lambda total, *d: total + sum(c * each for (c, _), each in zip(times, d, strict=True)), total,
+                    *(view for _, view in times))  # fmt: skip
+        ops.copy(out, total)
+
+
+def _once(
+    ops: Recorder, node: Node, name: str, shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], *, keeps: bool = False
+) -> tuple[Node, dict[View, View]]:
+    """A layer with saved arrays of one evaluation; unless it `keeps` them, gradients of parameters are never read."""
+    made: dict[View, View] = {}
+
+    def one(view: View) -> View:
+        if view not in made:
+            made[view] = ops.scratch(f"{view.buffer.name}, {name}", shape_of(view.sample_shape))
+        return made[view]
+
+    def gradient(key: str, view: View) -> View:
+        return view if keeps else ops.scratch(f"{key}, {name}", view.sample_shape, batched=False)
+
+    return node.at_a_step(one, gradient, {}), made
+
+
+def _chosen(hit: Any, new: Any, old: Any) -> Any:
+    return where(hit > 0.0, new, old)
+
+
+def _hit(direction: str, old: Any, new: Any, h: Any, done: Any) -> tuple[Any, Any]:
+    """Whether the event is in this step, and whether it is in this one or an earlier one."""
+    up, down = (old < 0.0) & (new >= 0.0), (old > 0.0) & (new <= 0.0)
+    crosses = {"both": up | down, "up": up, "down": down}[direction]
+    now = where(crosses & (h > 0.0) & (done == 0.0), 1.0, 0.0)
+    return now, maximum(done, now)
+
+
+def _secant(low: Any, high: Any, least: Any, most: Any) -> Any:
+    """Where the chord crosses zero."""
+    slope = most - least
+    return where(slope == 0.0, high, minimum(maximum(high - most * (high - low) / where(slope == 0.0, 1.0, slope),
+                                                      minimum(low, high)), maximum(low, high)))  # fmt: skip
+
+
+def _closer(
+    tolerated: float, low: Any, high: Any, least: Any, most: Any, h: Any, active: Any, tried: Any, value: Any, whole: Any
+) -> tuple[Any, ...]:
+    """The next bracket, `high` its latest end, the length, and whether the search continues. An end that stays counts half."""
+    on = active > 0.0
+    crosses = ((value < 0.0) & (most > 0.0)) | ((value > 0.0) & (most < 0.0))
+    found = (value == 0.0) | (abs(tried - h) <= tolerated * whole)
+    return (
+        where(on & crosses, high, low),
+        where(on, tried, high),
+        where(on, where(crosses, most, 0.5 * least), least),
+        where(on, value, most),
+        where(on, tried, h),
+        where(on, where(found, 0.0, 1.0), 0.0),
+    )
+
+
+def _implicit(happens: Any, by_y: Any, by_event: Any, d_end: Any, *by_time: Any) -> Any:
+    """The cotangent of the event's value: that of the length by the implicit function theorem."""
+    slope = by_event + sum(by_time)
+    return where(happens > 0.0, -(by_y + d_end) / where(happens > 0.0, slope, 1.0), 0.0)
