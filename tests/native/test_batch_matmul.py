@@ -7,6 +7,7 @@ import pytest
 
 from chains import Attention, Chain, Dense, Embedding, Flatten, SquaredLoss
 from chains.backends.numpy.backend import NumpyBackend
+from chains.program.loop import all_operations
 from chains.program.recorder import Recorder
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
@@ -59,6 +60,18 @@ def test_the_copy_of_a_right_side_has_room_for_whole_vectors(columns, dtype):
         operation = stacks((3, 4, columns), np.dtype(dtype), (False, True)).operations[-1]
         assert workspace(operation, lanes) == 4 * -(-columns // lanes) * lanes
         assert workspace(stacks((3, 4, columns), np.dtype(dtype)).operations[-1], lanes) == 0
+
+
+def test_a_copy_in_a_loop_has_room_too():
+    """Products of steps need as much memory of a tile as one before the loop."""
+    ops = Recorder("steps", np.dtype(np.float32))
+    a = ops.external("a", (3, 4, 5), role="input", batched=True)
+    out = ops.external("out", (3, 4, 4), role="output", batched=True)
+    with ops.loop(3) as at:
+        ops.matmul(at.now(out, 1), at.now(a, 1), at.now(a, 1).swap(1, 2))
+    program, processor = ops.finish(), Processor("avx2", 32, 16, "", "")
+    plan = plan_of(program, processor)
+    assert plan.tile_bytes - plan.workspace_offset == 4 * workspace(list(all_operations(program.operations))[-1], plan.lanes) > 0
 
 
 def test_a_tile_of_attention_is_a_few_samples():

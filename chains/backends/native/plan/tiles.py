@@ -9,6 +9,7 @@ from chains.backends.native.kernels import gemm, matmul, winograd
 from chains.backends.native.kernels.products import FusedProduct, needs_packing, packed_columns
 from chains.backends.native.kernels.samples import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
+from chains.program.loop import all_operations
 from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, MatMul
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
@@ -101,8 +102,9 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     if plan.max_scratch_bytes is not None and not plan.laned:
         tile = min(tile, _fitting_tile(scratch, plan.max_scratch_bytes))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
-    spaces = [winograd.workspace(step.operation, lanes, plan.processor.registers) for step in plan.steps]
-    spaces += [matmul.workspace(step.operation, lanes) for step in plan.steps]
+    operations = list(all_operations(operation for step in plan.steps for operation in step.operations))
+    spaces = [winograd.workspace(operation, lanes, plan.processor.registers) for operation in operations]
+    spaces += [matmul.workspace(operation, lanes) for operation in operations]
     packs = any(step.fused_product for step in plan.products)
     spaces += [gemm.workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
