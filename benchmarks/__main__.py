@@ -31,6 +31,7 @@ PROBLEMS = (
     "fits",
     "burgers",
     "helmholtz",
+    "steady",
 )  # one module each, with `contests(options)`, or `runs(options)`: texts with criteria
 
 

@@ -68,6 +68,7 @@ from chains.layers import (
     Shift,
     Softmax,
     SpatialDropout,
+    SteadyState,
     TransformerBlock,
     Upsample,
 )
@@ -166,6 +167,7 @@ __all__ = [
     "Softmax",
     "SpatialDropout",
     "SquaredLoss",
+    "SteadyState",
     "Term",
     "TransformerBlock",
     "Upsample",

@@ -313,6 +313,22 @@ def _hunt() -> chains.Equations:
     )  # fmt: skip
 
 
+def _closed() -> chains.Equations:
+    """Rates of two numbers, damped so that there is one steady state, with a network and a parameter with bounds."""
+    return chains.Equations(
+        lambda a, b, x, y, z, u, k: (x + expr.tanh(u) - k * a, y * z + 0.5 * expr.tanh(a) - b - b * b * b),
+        inputs=("a", "b", "x", "y", "z"), network=_dense(5, 1), outputs=("u",),
+        parameters={"k": 4.0}, bounds={"k": (3.0, None)},
+    )  # fmt: skip
+
+
+def _small(inputs: int, outputs: int) -> chains.Series:
+    """A contraction, whatever its parameters: its derivatives are below 1."""
+    return chains.Series(
+        _dense(inputs, outputs), chains.Equations(lambda a, b: (0.4 * expr.tanh(a + b), 0.4 * expr.sin(a - b)), ("a", "b"))
+    )
+
+
 _FORCED = {"given": 1, "time": True, "forcing": ([0.0, 0.5, 1.0], [0.0, 1.0, -0.5])}
 LAYERS += [
     _layer("Equations",
@@ -344,6 +360,9 @@ LAYERS += [
     _layer("ODE-event-control",
            chains.ODE(_dense(2, 2), (0.0, 0.25, 0.5), rtol=1e6, atol=1e6, max_steps=9, event=_dense(2, 1)), (2,)),
     _layer("ODE-implicit", chains.ODE(_pendulum(), (0.0, 0.25), "kvaerno3", **_FORCED), (3,)),
+    _layer("SteadyState", chains.SteadyState(_closed(), 2, guess=0.5)),
+    _layer("SteadyState-fixed-point", chains.SteadyState(_small(4, 2), 2, fixed_point=True, guess="input"), (4,)),
+    _layer("SteadyState-anderson", chains.SteadyState(_small(3, 2), 2, "anderson", fixed_point=True), (1,)),
     Case("ODE-frozen", chains.ODE, (chains.ODE(_pendulum(), (0.0, 0.25), "euler", **_FORCED),), (3,),
          frozen=("0.drag", "0.network.0.weight")),
     Case("ODE-trained-start", chains.ODE, (chains.Embedding(4, 3), chains.ODE(_dense(), (0.0, 0.5), "euler", 2)), ()),

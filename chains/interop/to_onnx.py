@@ -71,7 +71,8 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, and for layers that ONNX has no operators for: custom ones, `ODE`, `SDE` and `Equations`.
+        For arguments that do not fit, and for layers that ONNX has no operators for: custom ones, `ODE`, `SDE`, `SteadyState`
+        and `Equations`.
     ImportError
         Where onnx is missing.
     """

@@ -19,11 +19,12 @@ from chains.layers.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from chains.layers.sde import SDE
 from chains.layers.shape import Append, Flatten, Pad, Reshape, Select, Upsample
 from chains.layers.softmax import LogSoftmax, Softmax
+from chains.layers.steady import SteadyState
 
 __all__ = [
     "GRU", "LSTM", "ODE", "RNN", "SDE", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
     "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier",
     "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad",
     "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale",
-    "Select", "Series", "Shift", "Softmax", "SpatialDropout", "TransformerBlock", "Upsample",
+    "Select", "Series", "Shift", "Softmax", "SpatialDropout", "SteadyState", "TransformerBlock", "Upsample",
 ]  # fmt: skip

@@ -68,6 +68,7 @@ class Layer(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
 
+    has_series: ClassVar[bool] = True  # whether second derivatives and Taylor series may be taken of it
     advice: ClassVar[str] = ""  # what to do where a loss is not finite, for the message that ends training
 
     @property
@@ -415,6 +416,15 @@ class Declaration:
     def may_fail(self) -> bool:
         """Whether this layer, or a part of it, may fail."""
         return any(each.layer.may_fail for each in self.all)
+
+    def check_series(self) -> None:
+        """Raise NotImplementedError where this layer, or a part of it, has no second derivatives and series."""
+        for each in self.all:
+            if not each.layer.has_series:
+                raise NotImplementedError(
+                    f"{each.layer!r} has no second derivatives and Taylor series, since its iterations would be written out: "
+                    "gradients, those of samples, and Jacobians are exact"
+                )
 
     @property
     def advice(self) -> str:

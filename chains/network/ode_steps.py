@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from chains.layers.base import Declaration
+from chains.layers.base import Declaration, Layer
 from chains.layers.combine import Parallel, Residual, Series
 from chains.layers.ode import ODE, trace_of
+from chains.layers.steady import SteadyState
 from chains.network import checks, executables
 from chains.network.network import Network, network_of
 from chains.support import arguments
 from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
 
+SOLVERS = (ODE, SteadyState)  # layers whose solutions may fail
 SMALL = 1e-4  # of the whole way: a step of step control that is shorter may be so since the problem is stiff,
 MANY = 0.1  # and so may be that a larger share of the tried steps is refused
 
@@ -89,10 +91,13 @@ def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **length
     """Raise FloatingPointError where results are NaN since some solution ends before its last time."""
     if is_elsewhere(results) or not np.isnan(results).any():
         return
-    odes, followed = list(_odes(network.declaration)), []
+    odes, followed = list(_odes(network.declaration, SOLVERS)), []
     try:
-        for found in _with_inputs(network, network.declaration, p, x, lengths):
-            problem = next((way.problem for way in _ways(network, *found, **lengths) if way.problem), "")
+        for found in _with_inputs(network, network.declaration, p, x, lengths, SOLVERS):
+            if isinstance(found[0].layer, SteadyState):
+                problem = _not_found(network, *found)
+            else:
+                problem = next((way.problem for way in _ways(network, *found, **lengths) if way.problem), "")
             if problem:
                 raise FloatingPointError(problem if len(odes) == 1 else f"layer {found[0].name}: {problem}")
             followed.append(found[0])
@@ -101,32 +106,49 @@ def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **length
     for d in odes:
         if d not in followed:
             raise FloatingPointError(
-                f"the result is NaN: a solution of layer {d.name}, {d.layer!r}, ended before its last time, or what it "
-                "began from was not finite; a network of that layer alone tells more"
+                f"the result is NaN: a solution of layer {d.name}, {d.layer!r}, ended before its last time or was not found, "
+                "or what it began from was not finite; a network of that layer alone tells more"
             )
 
 
-def _odes(d: Declaration) -> Iterator[Declaration]:
+def _not_found(network: Network, d: Declaration, p: np.ndarray, x: Any) -> str:
+    """Which steady states of a batch were not found, with what to do about it."""
+    layer, x = d.layer, np.asarray(x)
+    assert isinstance(layer, SteadyState)
+    failed = np.isnan(_outputs(network.part(layer, d.input), p, x, None)).any(1)
+    if not failed.any():
+        return ""
+    first = int(np.argmax(failed))
+    which = f"the steady state of sample {first} was not found, and {int(failed.sum())} of {len(failed)} in all were not"
+    if not np.isfinite(p).all() or not np.isfinite(x[first]).all():
+        return f"{which}: {'its input is' if np.isfinite(p).all() else 'the parameters are'} not finite"
+    return (
+        f"{which}: method={layer.method!r} did not converge within max_steps (={layer.max_steps}) from `guess` "
+        f"(={layer.guess!r}). Another guess may be nearer, the tolerances rtol and atol larger, or there is no such state"
+    )
+
+
+def _odes(d: Declaration, kinds: tuple[type[Layer], ...] = (ODE,)) -> Iterator[Declaration]:
     """The differential equations within a declared layer; but not those that are part of another's right-hand side."""
-    if isinstance(d.layer, ODE):
+    if isinstance(d.layer, kinds):
         yield d
     else:
         for child in d.children:
-            yield from _odes(child)
+            yield from _odes(child, kinds)
 
 
 def _with_inputs(
-    network: Network, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any]
+    network: Network, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any], kinds: tuple[type[Layer], ...] = (ODE,)
 ) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
     """Those of them whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
-    if isinstance(d.layer, ODE):
+    if isinstance(d.layer, kinds):
         yield d, p, x
     if not isinstance(d.layer, (Series, Residual, Parallel)):
         return
     for k, child in enumerate(d.children):
         own, p = p[: child.n_params], p[child.n_params :]
-        yield from _with_inputs(network, child, own, x, given)
-        if isinstance(d.layer, Series) and any(any(_odes(later)) for later in d.children[k + 1 :]):
+        yield from _with_inputs(network, child, own, x, given, kinds)
+        if isinstance(d.layer, Series) and any(any(_odes(later, kinds)) for later in d.children[k + 1 :]):
             before = network.part(child.layer, child.input)
             x = _outputs(before, own, x, given.get("lengths") if child.has_time_axis else None)
 

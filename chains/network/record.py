@@ -270,6 +270,7 @@ def record_from_series(
         raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
     if ops.training and not network.is_stateless:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
+    network.declaration.check_series()
     before = ops.pop_operations()
     node.forward(ops, x, y)
     jet, forward = Jet(ops, loss.orders), ops.pop_operations()

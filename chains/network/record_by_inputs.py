@@ -27,6 +27,7 @@ FIRST = (0, 1)  # the derivative along the one direction of the series here
 
 def jvp(network: Network, dtype: Any) -> Program:
     """dy = the derivatives of the outputs along dx, a direction of each sample's own."""
+    network.declaration.check_series()
     ops, p, x = _begin("jvp", network, dtype, training=False)
     y = ops.scratch("y", network.declaration.output_shape)
     node_of(ops, network, p).forward(ops, x, y)
@@ -43,6 +44,7 @@ def jacobian(network: Network, dtype: Any) -> Program:
 
     They are pulled back from the outputs where there are fewer outputs than inputs.
     """
+    network.declaration.check_series()
     ops, p, x = _begin("Jacobian by inputs", network, dtype, training=False)
     y = ops.scratch("y", network.declaration.output_shape)
     inputs, outputs = math.prod(x.sample_shape), math.prod(y.sample_shape)
@@ -63,6 +65,7 @@ def jacobian(network: Network, dtype: Any) -> Program:
 
 def hessian(network: Network, dtype: Any) -> Program:
     """H = the second derivatives of the sum of v times each sample's outputs, (inputs, inputs), symmetric to the bit."""
+    network.declaration.check_series()
     ops, p, x = _begin("Hessian by inputs", network, dtype, training=False)
     size = math.prod(x.sample_shape)
     v = ops.external("v", network.declaration.output_shape, role="input", batched=True)

@@ -60,6 +60,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. Frozen parameters have no part in it."""
+    network.declaration.check_series()
     ops, p, x = _begin("Hessian product", network, dtype, training=False)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
@@ -78,6 +79,7 @@ def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Progr
 
 def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
+    network.declaration.check_series()
     ops, p, x = _begin("Gauss-Newton product", network, dtype, training=False)
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
@@ -252,6 +254,7 @@ def _outputs_along(
     name: str, network: Network, directions: int, order: int, dtype: Any, *, own: bool = False
 ) -> tuple[Recorder, View, Jet]:
     """The forward pass for series along the rows of the input v, and its outputs."""
+    network.declaration.check_series()
     ops, p, x = _begin(name, network, dtype, training=False)
     v = ops.external("v", (directions, *network.declaration.input), role="input", batched=own)
     y = ops.scratch("y", network.declaration.output_shape)

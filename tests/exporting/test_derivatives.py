@@ -20,6 +20,7 @@ from tests.harness import LAYERS
 ALL = ("jvp", "jacobian", "hessian")
 NET = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
 REFUSED = ("MaxPool-overlapping", "MaxPool-padded", "MaxPool-signal", "Conv-relu-MaxPool-overlapping")
+REFUSED += ("SteadyState", "SteadyState-fixed-point", "SteadyState-anderson")
 CASES = [case for case in LAYERS if case.name not in REFUSED and case.net().input_shape and "Embedding" not in case.name]
 
 

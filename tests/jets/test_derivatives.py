@@ -19,9 +19,15 @@ pytestmark = pytest.mark.few(12)
 ALL = sorted({"numpy", "native", *BACKENDS} - {"cupy"})
 REFUSED = [case for case in CASES if any(name in case.name for name in ("overlapping", "MaxPool-padded", "MaxPool-signal"))]
 REFUSED = [case for case in REFUSED if any(isinstance(layer, chains.MaxPool) for layer in case.layers)]
+WITHOUT_SERIES = [case for case in CASES if case.subject is chains.SteadyState]  # tests/layers/test_steady.py
 # Each compiled case is three programs and more to compile: every seventh is, unless that backend alone is tested.
 COMPILED = set(CASES) if BACKENDS == ("native",) else set(CASES[::7])
-CHOSEN = [(case, name) for case in CASES for name in ALL if case not in REFUSED and (name == "numpy" or case in COMPILED)]
+CHOSEN = [
+    (case, name)
+    for case in CASES
+    for name in ALL
+    if case not in REFUSED + WITHOUT_SERIES and (name == "numpy" or case in COMPILED)
+]
 every_case = pytest.mark.parametrize(("case", "backend"), CHOSEN, ids=str)
 every_case_of_real_inputs = pytest.mark.parametrize(
     ("case", "backend"), [(case, name) for case, name in CHOSEN if network_of(case.net()).id_count is None], ids=str

@@ -119,6 +119,13 @@ def test_ode():
     assert_close(y, np.stack(states[::3], 1), 1e-14)
 
 
+def test_steady_state():
+    x = np.random.default_rng(1).normal(size=(5, 1))
+    rate = chains.Equations(lambda a, b, x: (x - 2.0 * a, a * a - 4.0 * b), ("a", "b", "x"))
+    y, _ = run(chains.SteadyState(rate, 2), x)
+    assert_close(y, np.column_stack([x / 2.0, x * x / 16.0]), 1e-12)
+
+
 def test_sde_without_noise():
     x = np.random.default_rng(1).normal(size=(5, 2))
     nothing = chains.Equations(lambda a, b: (0.0 * a, 0.0 * b), ("a", "b"))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import chains
 from chains import Chain, Dense, Dropout, Parallel, Reshape, Residual, Series
-from chains.expr import trace
+from chains.expr import tanh, trace
 from chains.expr.formulas import Replay
 from chains.network import record
 from chains.network.network import network_of
@@ -81,6 +81,12 @@ def of_equations(draw, size):
         known = Replay(trace(lambda *v: (v[-2] - v[-1] * v[0], *(-x for x in v[1:size])), size + 2))
         *names, u, k = known.formula.inputs
         rhs = chains.Equations(known, names, network=Dense(size, 1, rhs.activation), outputs=(u,), parameters={k: 0.5})
+    if draw(st.integers(0, 4)) == 0:  # which Newton's method solves from anywhere
+        balance = Replay(
+            trace(lambda *v: tuple(v[size + k] - 2.0 * v[k] - 0.5 * tanh(v[k - 1]) for k in range(size)), 2 * size)
+        )
+        rate = chains.Equations(balance, balance.formula.inputs)
+        return Series(chains.Flatten(), chains.SteadyState(rate, size, draw(st.sampled_from(["newton", "anderson"]))))
     times, steps = (0.0, 0.25, 1.0)[: draw(st.integers(2, 3))], draw(st.integers(1, 3))
     if draw(st.integers(0, 3)) == 0:
         noise = Dense(size, size, draw(st.sampled_from(SMOOTH)))

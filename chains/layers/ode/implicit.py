@@ -38,14 +38,19 @@ from chains.program.view import View
 
 def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
     """Record ``out = inverse of matrix``, both (batch, n, n). A matrix that is singular gives numbers that are not finite."""
-    n = matrix.sample_shape[-1]
-    both, marks = ops.scratch("matrix beside identity", (n, 2 * n)), ops.scratch("pivots", (n, n))
+    record_solution(ops, out, matrix, ops.constant("identity", np.eye(matrix.sample_shape[-1])))
+
+
+def record_solution(ops: Recorder, out: View, matrix: View, right: View) -> None:
+    """Record ``out``, (batch, n, m), with ``matrix @ out = right``; of a singular matrix, numbers that are not finite."""
+    n, m = out.sample_shape
+    both, marks = ops.scratch("matrix and right side", (n, n + m)), ops.scratch("pivots", (n, n))
     column, size, rank, free = (ops.scratch(name, (n,)) for name in ("column", "size", "rank", "free"))
     largest, chosen = ops.scratch("largest", (1,)), ops.scratch("chosen", (1,))
-    row, pivot = ops.scratch("row of the pivot", (2 * n,)), ops.scratch("pivot", (1,))
+    row, pivot = ops.scratch("row of the pivot", (n + m,)), ops.scratch("pivot", (1,))
     numbers = ops.constant("numbers of rows", np.arange(n, dtype=np.float64))
     ops.copy(both.slice(-1, 0, n), matrix)
-    ops.copy(both.slice(-1, n, 2 * n), ops.constant("identity", np.eye(n)))
+    ops.copy(both.slice(-1, n, n + m), right)
     ops.fill(free, 1.0)
     with ops.loop(n, closed=True) as at:
         mark = at.now(marks, 1)
@@ -57,7 +62,7 @@ def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
         ops.matmul(row.expand(1), mark.expand(1), both)
         ops.matmul(pivot.expand(1), mark.expand(1), column.expand(2))
         ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1), pivot.expand(1))
-    ops.matmul(out, marks, both.slice(-1, n, 2 * n))
+    ops.matmul(out, marks, both.slice(-1, n, n + m))
 
 
 def _marked(number: Any, chosen: Any, free: Any) -> tuple[Any, Any]:
@@ -69,6 +74,25 @@ def _eliminated(a: Any, mark: Any, column: Any, row: Any, pivot: Any) -> Any:
     """An entry of the pivot's row, divided by the pivot, or of another row, without the column."""
     scaled = row / pivot
     return where(mark > 0.5, scaled, a - column * scaled)
+
+
+def record_tangents(ops: Recorder, rhs: Node, seen: View, value: View) -> list[View | None]:
+    """Record a right-hand side's `value`, (batch, n), at `seen`, a whole buffer: (batch, n + others).
+
+    Returns its derivatives by each of the first n numbers of `seen`, (batch, n); None for one that is zero.
+    """
+    n, jet = value.sample_shape[-1], Jet(ops, (1,) * value.sample_shape[-1])
+    units = ops.constant("units", np.eye(n, seen.sample_shape[-1]))
+    for j in range(n):
+        tangent = ops.scratch(f"tangent {j}", seen.sample_shape)
+        ops.copy(tangent, units.index(0, j))
+        jet.perturb(seen, (j, 1), tangent)
+    begun = len(ops.operations)
+    rhs.forward(ops, seen, value)
+    recorded = ops.operations[begun:]
+    del ops.operations[begun:]
+    jet.record(recorded)
+    return [jet.coefficient(value, (j, 1)) for j in range(n)]
 
 
 ITERATIONS = 16  # of Newton's method for each stage, at most
@@ -136,20 +160,10 @@ class ImplicitStages:
         """Record the inverse of ``1 - h * gamma * J``, and the slope, where the right-hand side sees this."""
         ops, gamma, n = self.ops, self.gamma, self.n
         matrix, identity = ops.scratch("newton matrix", (n, n)), ops.constant("identity", np.eye(n))
-        at, jet = ops.scratch("where the step begins", seen.sample_shape), Jet(ops, (1,) * n)
+        at = ops.scratch("where the step begins", seen.sample_shape)
         ops.copy(at, seen)
-        units = ops.constant("units", np.eye(n, seen.sample_shape[-1]))
-        for j in range(n):
-            tangent = ops.scratch(f"tangent {j}", at.sample_shape)
-            ops.copy(tangent, units.index(0, j))
-            jet.perturb(at, (j, 1), tangent)
-        begun = len(ops.operations)
-        self.rhs.forward(ops, at, self._value)
-        recorded = ops.operations[begun:]
-        del ops.operations[begun:]
-        jet.record(recorded)
-        for j in range(n):
-            column, unit, slope = matrix.index(2, j), identity.index(1, j), jet.coefficient(self._value, (j, 1))
+        for j, slope in enumerate(record_tangents(ops, self.rhs, at, self._value)):
+            column, unit = matrix.index(2, j), identity.index(1, j)
             if slope is None:
                 ops.copy(column, unit)
             elif isinstance(h, View):
