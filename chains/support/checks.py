@@ -96,11 +96,52 @@ def check_text(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` (={shown(value)}) must be a string")
 
 
+C_WORDS = frozenset(
+    [
+        "auto",
+        "break",
+        "case",
+        "char",
+        "const",
+        "continue",
+        "default",
+        "do",
+        "double",
+        "else",
+        "enum",
+        "extern",
+        "float",
+        "for",
+        "goto",
+        "if",
+        "inline",
+        "int",
+        "long",
+        "register",
+        "restrict",
+        "return",
+        "short",
+        "signed",
+        "sizeof",
+        "static",
+        "struct",
+        "switch",
+        "typedef",
+        "union",
+        "unsigned",
+        "void",
+        "volatile",
+        "while",
+    ]
+)
+
+
 def check_c_name(name: str, value: Any) -> None:
     """Raise TypeError or ValueError unless `value` is a name in C."""
     check_text(name, value)
-    if not re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII):
-        raise ValueError(f"`{name}` (={value!r}) must be a name in C: a letter, then letters, digits and underscores")
+    if not re.fullmatch(r"[A-Za-z]\w*", value, re.ASCII) or value in C_WORDS:
+        wanted = "a name in C, and no keyword of it: a letter, then letters, digits and underscores"
+        raise ValueError(f"`{name}` (={value!r}) must be {wanted}")
 
 
 def check_word(name: str, value: Any, *words: str) -> None:

@@ -167,6 +167,7 @@ def test_what_is_not_there_is_refused(capfd):
         (ValueError, "`samples`", lambda: to_casadi(NET, P, samples=0)),
         (ValueError, "must end with .so", lambda: to_casadi(NET, P, path="model.o")),
         (ValueError, "must be a name in C", lambda: to_casadi(NET, P, name="2x")),
+        (ValueError, r"`name` \(='double'\) must be a name in C, and no keyword", lambda: to_casadi(NET, P, name="double")),
         (ValueError, r"`p` must have shape \(175,\)", lambda: to_casadi(NET, P[:-1])),
         (ValueError, "`p` must be finite", lambda: to_casadi(NET, P * np.nan)),
         (ValueError, "must be of one system", lambda: to_casadi(NET, P, target="x86-64-v2,aarch64")),
