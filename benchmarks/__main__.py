@@ -32,6 +32,7 @@ PROBLEMS = (
     "burgers",
     "helmholtz",
     "steady",
+    "events",
 )  # one module each, with `contests(options)`, or `runs(options)`: texts with criteria
 
 

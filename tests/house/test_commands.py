@@ -44,6 +44,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
         "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
+    "benchmarks events": (CHEAP, {"events.SAMPLES": 2, "events.STEPS": 2}),
     "benchmarks fits": (CHEAP, {"fits.MEMBERS": 2, "fits.STEPS": {1: 2, 2: 2}}),
     "benchmarks latency": (CHEAP, {}),
     "benchmarks lenet5": (CHEAP, {"lenet5.SAMPLES": 8, "lenet5.BATCHES": (4, 8)}),
@@ -58,6 +59,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks rosetta_rnn --accuracy": (ONE_EPOCH, REVIEWS),
     "benchmarks sde": (CHEAP, {"sde.STEPS": 4, "sde.BATCHES": (1, 2)}),
     "benchmarks solver": (CHEAP, {"solver.CALLS": 10}),
+    "benchmarks steady": (CHEAP, {}),
     "benchmarks ude": (CHEAP, {"ude.CHECKPOINTS": (None,), "ude.STEPS": 1}),
     "benchmarks ude --accuracy": (ONE_EPOCH, {"ude.ADAM": 2, "ude.BFGS": 2, "ude.STEPS": 1}),
     "benchmarks wide": (CHEAP, {"wide.LAYERS": (Dense(2048, 8), Dense(8, 10, relu=False)), "wide.BATCH": 4}),
