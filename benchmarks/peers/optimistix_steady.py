@@ -1,4 +1,7 @@
-"""Steady states by optimistix: jitted, under vmap, with each solver that suits small states, and the implicit adjoint."""
+"""Steady states by optimistix: jitted, under vmap, with each solver that suits small states, and the implicit adjoint.
+
+Its fixed-point iterations do not converge here.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,10 @@ def gradients(problem: Any, views: dict[str, Any], tolerance: float) -> dict[str
         (w1, b1, w2, b2), x = args
         return jnp.tanh(jnp.concatenate([y, x]) @ w1 + b1) @ w2 + b2
 
-    def call(solver: Any, adjoint: Any, *, root: bool) -> Callable[[], np.ndarray]:
-        find = optimistix.root_find if root else optimistix.fixed_point
-        equation = (lambda y, args: rhs(y, args) - y) if root else rhs
-
+    def call(solver: Any, adjoint: Any) -> Callable[[], np.ndarray]:
         def solve(leaves: Any, x: Any) -> Any:
-            start = jnp.zeros(STATE)
-            return find(equation, solver, start, (leaves, x), adjoint=adjoint, max_steps=64, throw=False).value
+            start, equation = jnp.zeros(STATE), lambda y, args: rhs(y, args) - y
+            return optimistix.root_find(equation, solver, start, (leaves, x), adjoint=adjoint, max_steps=64, throw=False).value
 
         @jax.jit
         def value_and_grad(leaves: Any) -> Any:
@@ -44,9 +44,7 @@ def gradients(problem: Any, views: dict[str, Any], tolerance: float) -> dict[str
     plain, lu = optimistix.ImplicitAdjoint(), optimistix.ImplicitAdjoint(linear_solver=lineax.LU())
     given = tolerance, tolerance
     return {
-        "Newton": call(optimistix.Newton(*given), plain, root=True),
-        "Newton, LU": call(optimistix.Newton(*given, linear_solver=lineax.LU()), lu, root=True),
-        "Dogleg": call(optimistix.Dogleg(*given), plain, root=True),
-        "fixed point": call(optimistix.FixedPointIteration(*given), plain, root=False),
-        "fixed point, LU": call(optimistix.FixedPointIteration(*given), lu, root=False),
+        "Newton": call(optimistix.Newton(*given), plain),
+        "Newton, LU": call(optimistix.Newton(*given, linear_solver=lineax.LU()), lu),
+        "Dogleg": call(optimistix.Dogleg(*given), plain),
     }

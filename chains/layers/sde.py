@@ -157,7 +157,7 @@ class SDE(Layer):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         path, n, draws = self._path(ops, x, y, s), y.sample_shape[1], s.uniform.sample_shape[1]
-        ops.random(s.uniform)
+        ops.random(s.uniform, fixed=not ops.training)
         normal = s.normal.slice(-1, 0, draws), s.normal.slice(-1, draws, 2 * draws)
         ops.map(normal, _normal, s.uniform.index(1, 0), s.uniform.index(1, 1))
         if path.grid.cut.spare:

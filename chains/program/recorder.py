@@ -122,8 +122,8 @@ class Recorder:
         return self._settings[key][0]
 
     @cached_property
-    def _seed_of_evaluation(self) -> View:
-        return self._view("seed of evaluation", "constant", (2,), dtype=np.uint64, data=np.zeros(2, np.uint64))
+    def _seed_zero(self) -> View:
+        return self._view("seed 0", "constant", (2,), dtype=np.uint64, data=np.zeros(2, np.uint64))
 
     @property
     def inverse_batch(self) -> View:
@@ -353,20 +353,20 @@ class Recorder:
         """
         self._record(op.ScatterAdd((out,), (index, source), label=self._label))
 
-    def random(self, out: View) -> None:
+    def random(self, out: View, *, fixed: bool = False) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`).
-
-        Where nothing is trained, they are those of the seed 0.
 
         Parameters
         ----------
         out : View
             The array to fill.
+        fixed : bool
+            Whether the seed is always 0, so that the program has none from its caller.
         """
         check_views("random", out)
         if self._depth:
             raise ValueError(f"random: every step of a loop would draw the same numbers for `{out}`: draw them before the loop")
-        ins = [self.external("random", (2,), role="input", dtype=np.uint64) if self.training else self._seed_of_evaluation]
+        ins = [self._seed_zero if fixed else self.external("random", (2,), role="input", dtype=np.uint64)]
         if self.parallel and out.batched:
             ins.append(self.external("first_sample", (), role="input", dtype=np.uint64))
         self._record(op.Random((out,), tuple(ins), self._draws, label=self._label))
