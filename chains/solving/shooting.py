@@ -95,6 +95,9 @@ class MultipleShooting:
         if check_count("segments", segments) > len(self.times) - 1:
             raise ValueError(f"`segments` (={segments}) must be at most {len(self.times) - 1}, the steps between the times")
         series, _, n = self.observed.shape
+        sample = ode.fixed_input()
+        if sample is not None and sample[0] - ode.given != n:
+            raise ValueError(f"`observed` has states (n = {n}), but `ode` (={ode!r}) n = {sample[0] - ode.given}")
         self.given = np.zeros((series, 0)) if given is None else np.array(as_numpy("given", given), np.float64)
         if self.given.shape != (series, ode.given):
             raise ValueError(f"`given` must have shape {(series, ode.given)}, a row for each series, got {self.given.shape}")

@@ -118,6 +118,7 @@ def test_one_segment_is_a_network_of_the_whole_series():
     [
         ({"observed": WAVE[:-1]}, ValueError, r"`observed` must have shape \(13, n\) or \(series, 13, n\).*got \(12, 2\)"),
         ({"observed": np.where(WAVE > 0.9, np.inf, WAVE)}, ValueError, "`observed` must be finite, or NaN"),
+        ({"observed": WAVE[:, :1]}, ValueError, r"`observed` has states \(n = 1\), but `ode` \(=.*\) n = 2"),
         ({"observed": "pelts"}, TypeError, "`observed`"),
         ({"observed": WAVE * [1.0, np.nan]}, ValueError, "`starts` is missing: number 1 of the state of series 0"),
         ({"observed": WAVE * [1.0, np.nan], "starts": [0.0]}, ValueError, r"`starts` must have shape \(2,\) or \(1, 13, 2\)"),
