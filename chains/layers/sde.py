@@ -18,7 +18,7 @@ import numpy as np
 from chains.expr import cos, log, sin, sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode.grid import Around, Grid
-from chains.layers.ode.layer import MAX_SHOWN, ascending
+from chains.layers.ode.layer import ascending, text_of
 from chains.layers.ode.methods import Tableau
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once, check_deterministic
 from chains.layers.ode.solution import Solution
@@ -59,12 +59,10 @@ def _correction(z: Any, h: Any, root: Any) -> Any:
     return (0.5 * root) * (z * z - 1.0)
 
 
+_HALVES: tuple[Coefficient, Coefficient] = (lambda z, h, root: 0.5 * h, lambda z, h, root: (0.5 * root) * z)
 METHODS = {
     "euler": (Stage(_length, _increment),),
-    "heun": (
-        Stage(lambda z, h, root: 0.5 * h, lambda z, h, root: (0.5 * root) * z, (_length, _increment)),
-        Stage(lambda z, h, root: 0.5 * h, lambda z, h, root: (0.5 * root) * z, at=1.0),
-    ),
+    "heun": (Stage(*_HALVES, (_length, _increment)), Stage(*_HALVES, at=1.0)),
     "milstein": (
         Stage(_length, lambda z, h, root: root * z - _correction(z, h, root), (_length, lambda z, h, root: root)),
         Stage(None, _correction),
@@ -180,11 +178,9 @@ class SDE(Layer):
         return _Path(ops, tableau, grid, s.children[0], inputs, s, stages=stages, noise=noise)
 
     def __repr__(self) -> str:
-        numbers = [f"{t:g}" for t in self.times]
-        times = f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
         names = ("steps", "given", "time", "checkpoint_every")
         more = "".join(f", {name}={value}" for name in names if (value := getattr(self, name)))
-        return f"SDE({self.drift!r}, {self.diffusion!r}, {times}, method={self.method!r}{more})"
+        return f"SDE({self.drift!r}, {self.diffusion!r}, {text_of(self.times)}, method={self.method!r}{more})"
 
 
 def _normal(u: Any, v: Any) -> tuple[Any, Any]:

@@ -117,8 +117,12 @@ def loss(
     """The loss, plus the penalty; see `Chain.loss`."""
     plain = weights is None and lengths is None and state is None
     quick = network.shortcuts.find("loss", None, p, x, loss, penalty) if plain else None
-    if quick is not None and (found := quick(p, x, t)) is not None:
-        return found[0]
+    if quick is not None:
+        found = quick(p, x, t)
+        if found is None and type(t) is np.ndarray and checks.is_column(t, network.output_shape, loss):
+            found = quick(p, x, t[:, None])
+        if found is not None:
+            return found[0]
     p = checks.check_params(network, p, x, "net.loss(p, x, t, loss)")
     data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
     shapes = checks.target_shapes(data)

@@ -122,6 +122,12 @@ def training_step(
     return ops.finish()
 
 
+def _begin_series(name: str, network: Network, dtype: Any) -> tuple[Recorder, View, View]:
+    """As `_begin`, for programs on series. Raises NotImplementedError for networks that have none."""
+    network.declaration.check_series()
+    return _begin(name, network, dtype, training=False)
+
+
 def _begin(
     name: str,
     network: Network,

@@ -21,7 +21,7 @@ from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
 from chains.losses import Loss
 from chains.network.network import Network
-from chains.network.record import Criterion, _begin, _node, _record_gradient, _zero_frozen, record_from_series
+from chains.network.record import Criterion, _begin, _begin_series, _node, _record_gradient, _zero_frozen, record_from_series
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -60,8 +60,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. Frozen parameters have no part in it."""
-    network.declaration.check_series()
-    ops, p, x = _begin("Hessian product", network, dtype, training=False)
+    ops, p, x = _begin_series("Hessian product", network, dtype)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
     _record_gradient(ops, network, criterion, p, g, x)
@@ -79,8 +78,7 @@ def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Progr
 
 def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
-    network.declaration.check_series()
-    ops, p, x = _begin("Gauss-Newton product", network, dtype, training=False)
+    ops, p, x = _begin_series("Gauss-Newton product", network, dtype)
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
     t = ops.external("t", criterion.target, role="input", batched=True)
@@ -254,8 +252,7 @@ def _outputs_along(
     name: str, network: Network, directions: int, order: int, dtype: Any, *, own: bool = False
 ) -> tuple[Recorder, View, Jet]:
     """The forward pass for series along the rows of the input v, and its outputs."""
-    network.declaration.check_series()
-    ops, p, x = _begin(name, network, dtype, training=False)
+    ops, p, x = _begin_series(name, network, dtype)
     v = ops.external("v", (directions, *network.declaration.input), role="input", batched=own)
     y = ops.scratch("y", network.declaration.output_shape)
     _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False)).forward(ops, x, y)

@@ -196,22 +196,16 @@ class MultipleShooting:
             check_number("continuity", weight, "in [0, inf)")
         weights = list(continuity) if self.segments > 1 else []
         q, gaps = self.start(p), []
+        settings: dict[str, Any] = {"maxiter": maxiter, "ftol": ftol, "progress": False}
         with Progress(progress, len(weights) + 1, "fit", BAR_DELAY_SECONDS) as bar:
             for weight in weights:
-                q = minimize(self.objective(weight), q, method, maxiter=maxiter, ftol=ftol, progress=False).x
+                q = minimize(self.objective(weight), q, method, **settings).x
                 gaps.append(self.largest_gap(q))
                 bar.show({"gap": f"{gaps[-1]:.2g}"})
                 bar.update()
             whole, n = self._whole, self.observed.shape[2]
             firsts = q[: self._n_starts].reshape(-1, self.segments, n)[:, 0].reshape(-1)
-            result = minimize(
-                whole.objective(),
-                np.concatenate([firsts, q[self._n_starts :]]),
-                method,
-                maxiter=maxiter,
-                ftol=ftol,
-                progress=False,
-            )
+            result = minimize(whole.objective(), np.concatenate([firsts, q[self._n_starts :]]), method, **settings)
             bar.update()
         states = whole.solve(result.x)
         count = int((whole._weights > 0.0).sum())
@@ -246,11 +240,9 @@ class MultipleShooting:
     @cached_property
     def _whole(self) -> MultipleShooting:
         """The same with one segment a series."""
-        return (
-            self
-            if self.segments == 1
-            else MultipleShooting(self.ode, self.observed, 1, given=self.given, starts=self._begin, backend=self.net.backend)
-        )
+        if self.segments == 1:
+            return self
+        return MultipleShooting(self.ode, self.observed, 1, given=self.given, starts=self._begin, backend=self.net.backend)
 
     def __repr__(self) -> str:
         cut = f"{counted(len(self.times), 'time')} in {counted(self.segments, 'segment')}"

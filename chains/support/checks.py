@@ -179,9 +179,8 @@ def check_numbers(name: str, value: Any, of: str = "", wanted: str = "must be a 
 
 def check_labels(labels: Any, classes: int, what: str) -> None:
     """Raise ValueError, showing the first that is wrong, unless all are whole numbers from 0 to `classes` - 1."""
-    kind = labels.dtype
-    if kind.kind == "i" and isinstance(labels, np.ndarray):  # one pass: negative ones are very large without their sign
-        inside = not labels.size or labels.view(f"u{kind.itemsize}").max() < classes
+    if labels.dtype.kind == "i" and isinstance(labels, np.ndarray):  # one pass: negative ones are very large without a sign
+        inside = not labels.size or labels.view(labels.dtype.str.replace("i", "u")).max() < classes
     else:
         inside = not labels.size or (labels.min() >= 0 and labels.max() < classes)
     if inside and not (labels.dtype.kind == "f" and (labels != np.floor(labels)).any()):

@@ -17,7 +17,7 @@ import numpy as np
 from chains.expr import maximum, minimum, where
 from chains.layers.node import Node
 from chains.layers.ode.methods import Tableau, move, pull_slope
-from chains.layers.ode.right_side import Inputs
+from chains.layers.ode.right_side import Inputs, at_once, unread
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -104,13 +104,12 @@ class Event:
 
     def _function(self) -> Callable[[View, View, View, View | None], None]:
         """A function that records the event's function of a state, at a time and a length after it."""
-        node, _ = _once(self.ops, self.node, "event", lambda shape: shape)
         seen = self.ops.scratch("seen by the event", (self.inputs.width,))
 
         def record(out: View, state: View, t: View, h: View | None) -> None:
             self.ops.copy(seen.slice(-1, 0, self.n), state)
             self.inputs.record(seen, t, 0.0 if h is None else h, 0.0 if h is None else 1.0)
-            node.forward(self.ops, seen, out)
+            self.node.forward(self.ops, seen, out)
 
         return record
 
@@ -157,7 +156,7 @@ class Event:
         stages = range(self.tableau.stages)
         slopes = [ops.scratch(f"slope {i} {name}", (self.n,)) for i in stages]
         seen = ops.scratch(f"seen {name}", (self.inputs.width,))
-        rhs, _ = _once(ops, self.rhs, name, lambda shape: shape[2:])
+        rhs = at_once(ops, self.rhs)
 
         def record(new: View, h: View) -> None:
             for i in stages:
@@ -181,9 +180,8 @@ class Event:
         self.inputs.record(seen, self._number(0), self._number(1), 1.0)
         d_seen, d_event = ops.scratch("slope of the event", (width,)), ops.scratch("d_event", (width,))
         ops.fill(one, 1.0)
-        twin, _ = _once(ops, self.node, "event", lambda shape: shape)
-        twin.forward(ops, seen, value)
-        twin.pullback(ops, seen, value, one, d_seen)
+        self.node.forward(ops, seen, value)
+        self.node.at_a_step(lambda view: view, unread(ops), {}).pullback(ops, seen, value, one, d_seen)
         pair, along = ops.scratch("cotangents of the end", (2, n)), ops.scratch("by the length", (2, 1))
         ops.copy(pair.index(1, 0), d_y)
         ops.copy(pair.index(1, 1), d_seen.slice(-1, 0, n))
@@ -192,9 +190,7 @@ class Event:
         by_time = [d_seen.slice(-1, width - 1, width)] if self.inputs.time else []
         weight = ops.scratch("d_value", (1,))
         ops.map(weight, _implicit, self.happens, along.index(1, 0), along.index(1, 1), d_end, *by_time)
-        own, _ = _once(ops, self.node, "event, pulled", lambda shape: shape, keeps=True)
-        own.forward(ops, seen, value)
-        own.pullback(ops, seen, value, weight, d_event)
+        self.node.pullback(ops, seen, value, weight, d_event)
         ops.map(d_y, lambda a, b: a + b, d_y, d_event.slice(-1, 0, n))
         return d_event
 
@@ -205,12 +201,12 @@ class Event:
         slopes, seen, d_slope = ([ops.scratch(f"{name} {i} of the last step", (m,)) for i in stages]
                                  for name, m in (("slope", n), ("seen", width), ("d_slope", n)))  # fmt: skip
         d_seen = [ops.scratch(f"d_x{i} of the last step", (width,)) for i in stages]
-        nodes = [_once(ops, self.rhs, f"stage {i} of the last step", lambda shape: shape[2:]) for i in stages]
+        nodes = [at_once(ops, self.rhs, unread(ops)) for _ in stages]
         zero = ops.scratch("zero", (n,))
         ops.fill(zero, 0.0)
         moves = [ops.scratch(f"move {i}", (n,)) for i in range(tableau.stages + 1)]
         rows = [*([a[i] for a, _ in tableau.halves] for i in stages), [b for _, b in tableau.halves]]
-        for i, (rhs, _) in enumerate(nodes):
+        for i, rhs in enumerate(nodes):
             move(ops, tableau, moves[i], zero, 1.0, rows[i], slopes)
             move(ops, tableau, seen[i].slice(-1, 0, n), self.before, h, rows[i], slopes)
             self.inputs.record(seen[i], self._number(0), h, tableau.c[i])
@@ -221,7 +217,7 @@ class Event:
         d_states = [view.slice(-1, 0, n) for view in d_seen]
         for i in reversed(stages):
             pull_slope(ops, tableau, d_slope[i], d, h, i, d_states)
-            nodes[i][0].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
+            nodes[i].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
             ops.map(terms, lambda total, a, b: total + a * b, terms, d_states[i], moves[i])
         ops.sum(total, terms)
         times = [(c, view.slice(-1, width - 1, width)) for c, view in zip(tableau.c, d_seen, strict=False) if c]
@@ -229,23 +225,6 @@ class Event:
             ops.map(total, lambda total, *d: total + sum(c * each for (c, _), each in zip(times, d, strict=True)), total,
                     *(view for _, view in times))  # fmt: skip
         ops.copy(out, total)
-
-
-def _once(
-    ops: Recorder, node: Node, name: str, shape_of: Callable[[tuple[int, ...]], tuple[int, ...]], *, keeps: bool = False
-) -> tuple[Node, dict[View, View]]:
-    """A layer with saved arrays of one evaluation; unless it `keeps` them, gradients of parameters are never read."""
-    made: dict[View, View] = {}
-
-    def one(view: View) -> View:
-        if view not in made:
-            made[view] = ops.scratch(f"{view.buffer.name}, {name}", shape_of(view.sample_shape))
-        return made[view]
-
-    def gradient(key: str, view: View) -> View:
-        return view if keeps else ops.scratch(f"{key}, {name}", view.sample_shape, batched=False)
-
-    return node.at_a_step(one, gradient, {}), made
 
 
 def _chosen(hit: Any, new: Any, old: Any) -> Any:

@@ -81,7 +81,6 @@ def tolerance(name: str, given: Any) -> float | Row:
 
 
 MAX_STEPS = 256  # attempts of step control, by default
-_WITHOUT_EVENT = {"event": None, "direction": "both"}
 MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
 
 
@@ -204,9 +203,7 @@ class ODE(Layer):
         return event, direction
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(
-            {**state, **{name: state.get(name, own) for name, own in _WITHOUT_EVENT.items()}}
-        )  # as earlier pickles
+        vars(self).update(state if "event" in state else state | {"event": None, "direction": "both"})  # as earlier pickles
 
     def _control(self, rtol: Any, atol: Any, max_steps: Any) -> tuple[float | None, Any, int | None]:
         """The checked settings of step control."""
@@ -407,9 +404,7 @@ class ODE(Layer):
         return times if times is not None else ops.constant("times", np.array(self.times))
 
     def _event(self, solution: Solution, s: Any) -> Event:
-        return Event(
-            solution.ops, self._tableau, solution.rhs, s.children[1], solution.inputs, self.direction, s.found
-        )  # fmt: skip
+        return Event(solution.ops, self._tableau, solution.rhs, s.children[1], solution.inputs, self.direction, s.found)
 
     def _pull_from_event(self, ops: Recorder, x: View, y: View, dy: View, dx: View, s: Any) -> None:
         """Record the pullback of `_forward_to_event`."""
@@ -496,10 +491,7 @@ class ODE(Layer):
         return clock
 
     def __repr__(self) -> str:
-        times = str(self.times)
-        if isinstance(self.times, tuple):
-            numbers = [f"{t:g}" for t in self.times]
-            times = f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
+        times = text_of(self.times) if isinstance(self.times, tuple) else str(self.times)
         names = ["steps"] if self.rtol is None else ["rtol", "atol", "max_steps"]
         names += ["given", "time", "checkpoint_every", "adjoint"]
         more = "".join(f", {name}={value}" for name in names if (value := getattr(self, name)))
@@ -507,6 +499,12 @@ class ODE(Layer):
         more += f", direction={self.direction!r}" if self.direction != "both" else ""
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"
+
+
+def text_of(times: Sequence[float]) -> str:
+    """Times as they are printed."""
+    numbers = [f"{t:g}" for t in times]
+    return f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
 
 
 def _repeat_last(ops: Recorder, times: View, mask: View) -> View:

@@ -138,7 +138,7 @@ class Kept(Copies):
         super().__init__(ops, lambda view: at.now(view, 1).index(1, stage))
 
 
-def at_once(ops: Recorder, rhs: Node) -> Node:
+def at_once(ops: Recorder, rhs: Node, gradient: Callable[[str, View], View] = lambda _, view: view) -> Node:
     """The right-hand side with saved arrays of one evaluation, which are overwritten by the next one."""
     made: dict[View, View] = {}
 
@@ -147,7 +147,12 @@ def at_once(ops: Recorder, rhs: Node) -> Node:
             made[view] = ops.scratch(f"{view.buffer.name}, once", view.sample_shape[2:])
         return made[view]
 
-    return rhs.at_a_step(one, lambda _, view: view, {})
+    return rhs.at_a_step(one, gradient, {})
+
+
+def unread(ops: Recorder) -> Callable[[str, View], View]:
+    """Where the gradients of parameters go that are never read."""
+    return lambda name, view: ops.scratch(f"{name}, unread", view.sample_shape, batched=False)
 
 
 def check_deterministic(declaration: Declaration) -> None:

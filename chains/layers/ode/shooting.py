@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,8 @@ class Shooting(Layer):
     def __init__(self, ode: ODE, features: np.ndarray, n: int) -> None:
         self.features = features
         self.n = n
-        self.ode = ODE.__new__(ODE)
-        vars(self.ode).update(ode.__getstate__(), times=features.shape[1] - ode.given)
+        self.ode = copy.copy(ode)
+        self.ode.times = features.shape[1] - ode.given
 
     def declare(self, d: Declaration) -> None:
         (segments, known), n = self.features.shape, self.n

@@ -8,7 +8,7 @@ program host
   use network
   implicit none
   real(real64), parameter :: dt = 0.005_real64
-  character(1024) :: words(3)
+  character(:), allocatable :: folder
   real(real64), allocatable :: x(:, :), all_x(:, :)
   real(c_float), allocatable :: columns(:, :, :), u(:, :)
   real(real64) :: seconds(2), slowest(2)
@@ -19,15 +19,10 @@ program host
   call MPI_Init()
   call MPI_Comm_size(MPI_COMM_WORLD, ranks)
   call MPI_Comm_rank(MPI_COMM_WORLD, rank)
-  if (command_argument_count() /= 3) error stop "usage: host FOLDER MEMBERS STEPS"
-  do i = 1, 3
-    call get_command_argument(i, words(i))
-  end do
-  read (words(2), *) members
-  read (words(3), *) steps
+  call read_arguments(folder, members, steps)
   if (modulo(members, ranks) /= 0) error stop "the number of ranks must divide that of the members"
   own = members/ranks
-  call load_network(trim(words(1)))
+  call load_network(folder)
   allocate (x(n_large, own), u(n_large, own), columns(n_stencil, n_large, own))
   do i = 1, own
     x(:, i) = initial(rank*own + i)
@@ -56,7 +51,7 @@ program host
   allocate (all_x(n_large, merge(members, 0, rank == 0)))
   call MPI_Gather(x, size(x), MPI_DOUBLE_PRECISION, all_x, size(x), MPI_DOUBLE_PRECISION, 0, MPI_COMM_WORLD)
   if (rank == 0) then
-    open (newunit=unit, file=trim(words(1))//"/state.bin", access="stream", form="unformatted", status="replace")
+    open (newunit=unit, file=folder//"/state.bin", access="stream", form="unformatted", status="replace")
     write (unit) all_x
     close (unit)
     print "(a, f0.3, a, f0.3, a, f0.1, a, f0.1, a)", "us a step ", 1e6*slowest(1)/steps, ", of the network ", &

@@ -11,7 +11,7 @@ program train
   implicit none
   real(real64), parameter :: dt = 0.002_real64
   integer, parameter :: between = 10  ! steps of the model for one of training
-  character(1024) :: words(3)
+  character(:), allocatable :: folder
   real(real64), allocatable :: x(:, :), y(:, :, :)
   real(c_float), allocatable :: columns(:, :, :), t(:, :)
   real(c_float) :: moments(closure_size_of_moments), loss
@@ -21,15 +21,10 @@ program train
   call MPI_Init()
   call MPI_Comm_size(MPI_COMM_WORLD, ranks)
   call MPI_Comm_rank(MPI_COMM_WORLD, rank)
-  if (command_argument_count() /= 3) error stop "usage: train FOLDER MEMBERS STEPS"
-  do i = 1, 3
-    call get_command_argument(i, words(i))
-  end do
-  read (words(2), *) members
-  read (words(3), *) steps
+  call read_arguments(folder, members, steps)
   if (modulo(members, ranks) /= 0) error stop "the number of ranks must divide that of the members"
   own = members/ranks
-  call load_network(trim(words(1)))
+  call load_network(folder)
   allocate (x(n_large, own), t(n_large, own), y(n_small, n_large, own), columns(n_stencil, n_large, own))
   do i = 1, own
     x(:, i) = initial(rank*own + i)
@@ -57,7 +52,7 @@ program train
   end do
 
   if (rank == 0) then
-    open (newunit=unit, file=trim(words(1))//"/trained.bin", access="stream", form="unformatted", status="replace")
+    open (newunit=unit, file=folder//"/trained.bin", access="stream", form="unformatted", status="replace")
     write (unit) p
     close (unit)
   end if

@@ -5,13 +5,28 @@ module lorenz96
   use, intrinsic :: iso_fortran_env, only: real64
   implicit none
   private
-  public :: initial, stencils, step_closed, step_two_scales, subgrid
+  public :: initial, read_arguments, stencils, step_closed, step_two_scales, subgrid
 
   integer, parameter, public :: n_large = 8, n_small = 32, n_stencil = 5
   real(real64), parameter, public :: subgrid_scale = 10, input_scale = 0.1_real64  ! the network's numbers are about 1
   real(real64), parameter :: forcing = 20, b = 10, c = 10, coupling = 1
 
 contains
+
+  ! The arguments of a program: the folder of the parameters, the members of the ensemble on all ranks, and the steps.
+  subroutine read_arguments(folder, members, steps)
+    character(:), allocatable, intent(out) :: folder
+    integer, intent(out) :: members, steps
+    character(1024) :: words(3)
+    integer :: i
+    if (command_argument_count() /= 3) error stop "arguments: FOLDER MEMBERS STEPS"
+    do i = 1, 3
+      call get_command_argument(i, words(i))
+    end do
+    folder = trim(words(1))
+    read (words(2), *) members
+    read (words(3), *) steps
+  end subroutine read_arguments
 
   ! The large variables of a member of the ensemble; members are counted from 1 over all ranks.
   pure function initial(member) result(x)
