@@ -15,7 +15,7 @@ import numpy as np
 
 from chains.exporting.c_operations import PHILOX, PRELUDE, Context, indented, lines_of, literal
 from chains.exporting.header import ctype, declaration
-from chains.exporting.interface import ABOUT, Call, Interface, c_name
+from chains.exporting.interface import ABOUT, Call, Interface, c_name, comment
 from chains.lowering.tiling import Tiles, is_large, only_continues
 from chains.program.alias import conflict
 from chains.program.loop import all_operations
@@ -44,7 +44,7 @@ class CSource:
 
     def _lines(self, header: str | None) -> Iterator[str]:
         interface, name = self.interface, self.interface.name
-        yield f"/* {interface.network.replace('*/', '* /')}, {interface.dtype}. Written by chains {__version__}; C99. */"
+        yield f"/* {interface.network}, {interface.dtype}. Written by chains {__version__}; C99. */"
         yield "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>"
         yield f'#include "{header}"\n' if header else ""
         yield PRELUDE
@@ -177,7 +177,7 @@ class _Function:
                 yield from _numbers(f"{self.call.name}_{self._clean(buffer.name)}", buffer.data, buffer.dtype)
                 self._names[buffer] = f"{self.call.name}_{self._clean(buffer.name)}"
         head = declaration(interface, self.call).replace("*", "*restrict ").replace("void *restrict work", "void *work")
-        yield from indented(list(self._body(interface)), f"\n/* {self.call.about.replace('*/', '* /')} */\n{head}\n".rstrip())
+        yield from indented(list(self._body(interface)), f"\n/* {self.call.about} */\n{head}\n".rstrip())
 
     def _body(self, interface: Interface) -> Iterator[str]:
         arguments = {argument.name for argument in self.call.arguments}
@@ -261,7 +261,7 @@ class _Function:
     def _titled(operation: Operation, lines: Iterator[str]) -> Iterator[str]:
         """The statements of an operation, under what it is in words."""
         label = f"{operation.label}: " if operation.label else ""
-        yield f"/* {label}{operation} */".replace("*/ ", "* / ")
+        yield f"/* {comment(f'{label}{operation}')} */"
         yield from lines
 
 

@@ -131,7 +131,7 @@ class CasadiObjects(Objects):
         """The declarations for C, with the shapes of all arguments and results."""
         name = self.name
         lines = [
-            f"/* {self.interface.network.replace('*/', '* /')}",
+            f"/* {self.interface.network}",
             f"   Functions for CasADi's external interface, for {built_for}. They allocate nothing and keep nothing. */",
             f'#ifndef {name.upper()}_H\n#define {name.upper()}_H\n#ifdef __cplusplus\nextern "C" {{\n#endif',
         ]

@@ -25,7 +25,7 @@ def header_text(interface: Interface, built_for: str) -> str:
 
 def _lines(interface: Interface, built_for: str) -> Iterator[str]:
     name, guard = interface.name, f"{interface.name.upper()}_H"
-    yield f"/* {interface.network.replace('*/', '* /')}, {interface.dtype}"
+    yield f"/* {interface.network}, {interface.dtype}"
     yield f"   Written by chains {__version__} for {built_for}."
     yield ""
     yield "   n is the number of samples, at least 1. Arrays are in C's order, the samples one after another. Arrays that are"
@@ -68,7 +68,7 @@ def constant_name(interface: Interface, entry: Slice) -> str:
 
 
 def _prototype(interface: Interface, call: Call) -> Iterator[str]:
-    yield f"\n/* {call.about.replace('*/', '* /')}"
+    yield f"\n/* {call.about}"
     for argument in call.arguments:
         yield f"   {argument.name}: {shape_text(argument)}, {argument.about}{'; updated' if argument.updated else ''}"
     if interface.workspace:

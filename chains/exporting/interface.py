@@ -66,7 +66,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Interface:
-    """All functions of an exported network. `baked` are vectors that are part of the code rather than arguments."""
+    """All functions of an exported network. `baked` are vectors that are part of the code rather than arguments.
+
+    `network` is the text of the network, as `comment` makes it.
+    """
 
     name: str
     dtype: np.dtype
@@ -77,6 +80,11 @@ class Interface:
     state_layout: Layout
     baked: Mapping[str, np.ndarray]
     workspace: bool = False  # whether the functions take one as their last argument
+
+
+def comment(text: str) -> str:
+    """The text in one line that ends no comment of C or Fortran: names in it may come from a file that is not trusted."""
+    return " ".join(text.split()).replace("*/", "* /")
 
 
 ABOUT = {
@@ -169,7 +177,7 @@ def interface_of(
         always = (*ALWAYS, *ALWAYS_IN.get(kind, ()))
         taken = [each for each in ORDER[kind] if each in program.buffers or (each in always and each in buffers)]
         arguments = tuple(_argument(kind, each, buffers[each]) for each in taken if each not in baked)
-        calls.append(Call(kind, about[kind], program, arguments))
+        calls.append(Call(kind, comment(about[kind]), program, arguments))
     counts = {
         "n_params": net.n_params,
         "n_state": net.n_state,
@@ -177,7 +185,7 @@ def interface_of(
         "n_carried": 0 if stepping is None else stepping.n_carried,
     }
     counts = {key: count for key, count in counts.items() if count or key == "n_params"}
-    return Interface(name, dtype, repr(net), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
+    return Interface(name, dtype, comment(repr(net)), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
 
 
 def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None, None]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, BatchNorm, Chain, Conv, Dense, Embedding, Flatten, MaxPool, SquaredLoss, tanh
+from chains import Adam, BatchNorm, Chain, Conv, Dense, Embedding, Flatten, MaxPool, SquaredLoss, activation, tanh
 from chains.exporting.libraries import archive
 from chains.exporting.targets import TARGETS, targets_of
 from tests.exporting.support import interface, loaded, object_code, tool
@@ -60,6 +60,16 @@ def test_files_lie_beside_each_other(tmp_path):
     assert [path.name for path in written] == ["net-x86-64.o", "net-riscv64.o", "net.h", "net.f90"]
     assert all(path.stat().st_size for path in written)
     assert [path.name for path in chains.export(NET, tmp_path / "one.o", header=False, fortran=False)] == ["one.o"]
+
+
+def test_names_from_a_file_end_no_comment(tmp_path):
+    square = activation("*/\nint other;\n/*", lambda x: x * x)
+    for name in ("model.c", "model.o"):
+        chains.export(Chain(Dense(2, 3, square)), tmp_path / name)
+    for name in ("model.c", "model.h", "model.f90"):
+        (line,) = [line for line in (tmp_path / name).read_text().splitlines() if "int other" in line]
+        assert line.startswith(("/* Chain(", "! Chain("))
+        assert "*/ int other" not in line
 
 
 def test_headers_are_c_and_cxx_and_fortran(tmp_path):
