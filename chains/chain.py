@@ -37,17 +37,17 @@ Net = TypeVar("Net", bound="Chain")
 class Chain(Series):
     """A network: layers one after another. It holds no parameters; every call takes them as one flat vector.
 
-    A network with running statistics (`BatchNorm`) has a second vector, the state, which is passed as `state`. Where the
-    mode is "train", a call of the network, `value_and_grad` and `train` update the state in place; nothing else changes it.
+    A network with running statistics (`BatchNorm`) has a second vector, the state, passed as `state`. In the mode "train", a
+    call of the network, `value_and_grad` and `train` update it in place; no other call changes it.
 
     Parameters
     ----------
     *layers : Layer
         The layers, each of which takes the output of the one before.
     input_shape : tuple of int, optional
-        The shape of one sample, without the batch; needed where the first layer does not fix it.
+        The shape of one sample, without the batch; needed if the first layer does not fix it.
     backend : str or backends.Cupy
-        "auto" or the name of a backend: "native", "numpy" or "cupy"; or the settings of the last.
+        "auto", "native", "numpy" or "cupy"; or a `backends.Cupy` with the settings of the last.
 
     Raises
     ------
@@ -104,20 +104,20 @@ class Chain(Series):
         x : array, shape (batch, *input_shape)
             The inputs.
         p : array, shape (n_params,) or (members, n_params)
-            The parameters, whose type is that of the computation. Of many networks at once, a row is one of them; then `x` is
-            shared or each member's own, (members, batch, *input_shape), and `state` is (members, n_state).
+            The parameters. Their type is that of the computation. For an ensemble, each row belongs to one network; `x` is then
+            shared by all, or (members, batch, *input_shape), and `state` is (members, n_state).
         lengths : array, shape (batch,), optional
-            How many steps each sample has, for recurrent networks, or times each trajectory of an `ODE`. Entries
-            after these must be finite, and are not read.
+            The number of steps of each sample of a recurrent network, or of times of each trajectory of an `ODE`. Later entries
+            must be finite; they are not used.
         state : array, shape (n_state,), optional
             The state of a network that has one: read in the mode "eval", updated in place in the mode "train".
         mode : str
-            "eval" or "train", in which dropout is on and batch normalisation uses the statistics of the batch.
+            "eval" or "train". In "train", dropout is on and batch normalisation uses the statistics of the batch.
         seed : int
-            Decides what dropout drops.
+            The seed of dropout's random numbers.
         out : array, shape (batch, *output_shape), optional
-            Filled instead of a fresh array. With `p` on a GPU, `x` and `out` may be NumPy arrays, which go there and back in
-            pieces where they are large.
+            Filled instead of a fresh array. With `p` on a GPU, `x` and `out` may be NumPy arrays; large ones are copied in
+            pieces.
 
         Returns
         -------
@@ -153,30 +153,30 @@ class Chain(Series):
         Parameters
         ----------
         p : array, shape (n_params,) or (members, n_params)
-            The parameters, as in a call of the network. Of many networks at once, data are shared, or each member's own with
-            an axis of members in front.
+            The parameters, as in a call of the network. For an ensemble, data are shared by all members, or have an axis of
+            members in front.
         x : array, shape (batch, *input_shape)
             The inputs.
         t : array
             The targets, in the shape that the loss takes.
         loss : Loss
-            What the outputs are compared by.
+            The loss that compares outputs with targets.
         weights : array, shape (batch,), or that of `t` or what broadcasts to it, optional
-            Factors of the samples' losses, or of the terms that the loss sums or averages, any finite numbers. The denominators
+            Factors of the samples' losses, or of the terms that the loss sums or averages: any finite numbers. The denominators
             do not depend on them: `MSELoss` is ``sum(weights * (y - t) ** 2) / y.size``. A target of weight 0 may be NaN.
         lengths : array, shape (batch,), optional
             As in a call of the network.
         penalty : Penalty, optional
             Added to the loss.
         state, mode, seed
-            As in a call of the network, but the mode is "train" by default.
+            As in a call of the network. The mode is "train" by default.
         out : array, shape (n_params,), optional
             Filled with the gradient instead of a fresh array.
         check_finite : bool
-            Whether to refuse an infinity or NaN in the data, which are read once for that. Targets of weight 0 may be either.
+            Whether to read the data once and refuse an infinity or NaN. Targets of weight 0 are not checked.
         comm : mpi4py.MPI.Intracomm, optional
-            Processes that do this together: each passes its own samples, one at least, and else the same arguments.
-            Value and gradient are those of all samples, the same bits on each process.
+            The processes that share the work. Each passes its own samples, at least one; the other arguments are the same.
+            Value and gradient are those of all samples, with the same bits on each process.
 
         Returns
         -------
@@ -238,7 +238,7 @@ class Chain(Series):
         dy : array, shape (batch, *output_shape)
             The cotangent.
         lengths, state, mode, seed
-            As in a call of the network, but that the state is never changed.
+            As in a call of the network. The state is never changed.
         out : pair of arrays, optional
             Filled instead of fresh arrays.
 
@@ -247,7 +247,7 @@ class Chain(Series):
         dp : array, shape (n_params,)
             The gradient of ``sum(dy * net(x, p))`` with respect to the parameters.
         dx : array, shape (batch, *input_shape)
-            That with respect to the inputs; zero by ids.
+            The gradient with respect to the inputs; zero for ids.
 
         Raises
         ------
@@ -278,14 +278,14 @@ class Chain(Series):
         Parameters
         ----------
         x, t, loss, penalty, weights, lengths
-            As in `value_and_grad`. Members of an ensemble may have their own inputs, targets and weights, along a first axis:
-            x (members, samples, ...). The result is a function of (members, n_params) then, for `chains.minimize`.
+            As in `value_and_grad`. Members of an ensemble may have separate inputs, targets and weights, along a first axis: x
+            (members, samples, ...). The result is then a function of (members, n_params), for `chains.minimize`.
         state : array, shape (n_state,), optional
-            As in `value_and_grad`, but copied and never changed: the same `p` always gives the same value.
+            As in `value_and_grad`. It is copied and never changed: the same `p` always gives the same value.
         mode, seed
             As in a call of the network.
         comm : mpi4py.MPI.Intracomm, optional
-            As in `value_and_grad`. All processes call the objective, equally often and with the same `p`.
+            As in `value_and_grad`. All processes make the same calls of the objective, with the same `p`.
 
         Returns
         -------
@@ -300,7 +300,7 @@ class Chain(Series):
         return objective_of(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
 
     def bound(self, p: Any, *, state: Any = None) -> Bound:
-        """The network with these parameters as a function of one sample, for the solvers of others.
+        """The network with these parameters as a function of one sample, for solvers of other packages.
 
         >>> f = net.bound(p)
         >>> solution = solve_ivp(lambda t, y: f(y), (0, 10), start)
@@ -308,14 +308,14 @@ class Chain(Series):
         Parameters
         ----------
         p : array, shape (n_params,)
-            The parameters, which are copied; their type is that of the computation.
+            The parameters. They are copied; their type is that of the computation.
         state : array, shape (n_state,), optional
-            That of a network that has one, copied too.
+            The state of a network that has one. It is copied.
 
         Returns
         -------
         Bound
-            ``f(x)`` and ``f.vjp(x, dy)``, of arrays without an axis of the batch, and ``f.c_function()``.
+            ``f(x)`` and ``f.vjp(x, dy)`` take arrays without a batch axis; ``f.c_function()`` is the function for C.
 
         Raises
         ------
@@ -414,7 +414,8 @@ class Chain(Series):
         return derivatives.laplacian(self._network, p, x, state, out)
 
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), in the cheaper direction.
+        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the cheaper of both
+        directions.
 
         Parameters
         ----------
@@ -457,7 +458,7 @@ class Chain(Series):
         p, x, t, loss
             As of `value_and_grad`, in the mode "eval".
         v : array, shape (n_params,)
-            The vector. Frozen parameters have no part in the matrix.
+            The vector. The matrix is zero for frozen parameters.
         weights, penalty, state
             As of `value_and_grad`.
         out : array, shape (n_params,), optional
@@ -478,9 +479,10 @@ class Chain(Series):
         state: Any = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """The product of the Gauss-Newton matrix, the Hessian of the loss with the network linearised, with a vector.
+        """The product of the Gauss-Newton matrix with a vector.
 
-        For losses that are convex in the outputs the matrix has no negative eigenvalue.
+        The matrix is the Hessian of the loss with the network linearised. If the loss is convex in the outputs, no eigenvalue
+        is negative.
 
         Parameters
         ----------
@@ -515,7 +517,7 @@ class Chain(Series):
         dtype : type
             float32 or float64.
         device : str
-            "cpu", for a NumPy array, or "cuda", for CuPy's: computations from it are then done on the GPU.
+            "cpu" for a NumPy array, or "cuda" for a CuPy array: calls with it run on the GPU.
 
         Returns
         -------
@@ -525,7 +527,7 @@ class Chain(Series):
         Raises
         ------
         TypeError, ValueError
-            For arguments that do not fit, and where there is no GPU to use.
+            For arguments that do not fit, and if there is no GPU.
         """
         return init(self._network, seed, dtype, device)
 
@@ -537,8 +539,7 @@ class Chain(Series):
         n : int
             How many networks.
         seed : int
-            Row i is ``net.init(np.random.default_rng([seed, i]))``. Another seed gives other networks; a larger `n` adds
-            networks and keeps the others.
+            Row i is ``net.init(np.random.default_rng([seed, i]))``. A larger `n` adds networks and keeps the others.
         dtype, device
             As of `init`.
 
@@ -565,7 +566,7 @@ class Chain(Series):
         return memory_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name, in its shape, an array that shares the memory of the vector.
+        """The parameters by name: arrays in their shapes, which share the memory of the vector.
 
         Parameters
         ----------
@@ -585,7 +586,8 @@ class Chain(Series):
         return self.layout.views(arguments.check_params(p, self.n_params))
 
     def values(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        """Each parameter by name as layers see it: a parameter with bounds by its value, not by what is stored for it.
+        """The parameters by name as layers see them: a parameter with bounds has its value, not the number that is stored for
+        it.
 
         Parameters
         ----------
@@ -595,7 +597,7 @@ class Chain(Series):
         Returns
         -------
         dict of array
-            Fresh arrays of their own shapes. To change a parameter, write to an array of `views`.
+            Fresh arrays. To change a parameter, write to an array of `views`.
 
         Raises
         ------
@@ -605,7 +607,7 @@ class Chain(Series):
         return self.layout.values(arguments.check_params(p, self.n_params))
 
     def state_views(self, state: np.ndarray) -> dict[str, np.ndarray]:
-        """Each array of the state by name, sharing memory.
+        """The arrays of the state by name, which share the memory of the vector.
 
         Parameters
         ----------
@@ -690,11 +692,11 @@ class Chain(Series):
     def __getitem__(self, at: slice) -> Self: ...
 
     def __getitem__(self, at: int | slice) -> Layer | Self:
-        """One of the layers; for a slice, the network of those layers, in which frozen parameters stay frozen.
+        """A layer; for a slice, the network of these layers. Frozen parameters stay frozen.
 
-        Parameters and state are in the order of the layers, so that the part reads a slice of the whole's vectors:
-        ``features = net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the
-        rest. Raises IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
+        Parameters and state are in the order of the layers, so a part of the network takes a slice of the vectors: ``features =
+        net[:-1]`` takes ``p[:features.n_params]`` and ``state[:features.n_state]``, and ``net[-1:]`` the rest. Raises
+        IndexError where there is no such layer, TypeError for a name, and ValueError for a slice with a step.
         """
         return part(self, at) if isinstance(at, slice) else layer_at(self, at)
 
@@ -730,7 +732,7 @@ class Chain(Series):
         mode : str
             "train" or "eval".
         parallel : bool
-            Whether it is the program of processes that share the work, as with `comm`; with a `loss` only.
+            Whether the program is for processes that share the work, as with `comm`; with a `loss` only.
 
         Returns
         -------
@@ -745,17 +747,20 @@ class Chain(Series):
         return program_of(self._network, loss, optimizer, penalty, target_shape, dtype, mode, parallel)
 
     def summary(self, p: Any = None) -> str:
-        """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does.
+        """A table of the layers. With the backend "auto", it ends with the reasons why NumPy runs a program, if it does.
 
         Parameters
         ----------
         p : array, shape (n_params,), optional
-            Parameters: those with bounds are printed as their values and as what is stored.
+            Parameters. Those with bounds are printed twice: their values, and the numbers that are stored.
         """
         return summary(self._network, p)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the table of the layers, where the shape of the input is known."""
+        """For notebooks: the table of the layers, if the shape of the input is known. @ chains/losses.py Losses: a number for
+        how far outputs are from targets, averaged over the batch, and its gradient. => Losses: the distance of outputs from
+        targets, averaged over the batch, and its gradient.
+        """
         return as_html(repr(self) if self._input_shape is None else table(self._network))
 
     def __len__(self) -> int:

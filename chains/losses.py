@@ -1,10 +1,10 @@
-"""Losses: a number for how far outputs are from targets, averaged over the batch, and its gradient.
+"""Losses: the distance of outputs from targets, averaged over the batch, and its gradient.
 
 Weights are factors of the samples' losses, or of the single terms: with a weight for each target, the squared loss is
 ``sum(w * (y - t) ** 2) / (2 * batch)`` and the mean of squares ``sum(w * (y - t) ** 2) / (batch * outputs)``. The denominators
-do not depend on the weights: weights of one change nothing. This is ``(w * loss(y, t)).mean()`` for a loss of PyTorch with
-``reduction="none"``. Any finite numbers will do. A weight of zero leaves its target out, which may be NaN, also where all are
-zero; a negative weight has the loss of its sample grow, as an advantage below zero does in policy gradients.
+do not depend on the weights; weights of one change nothing. This is ``(w * loss(y, t)).mean()`` for a loss of PyTorch with
+``reduction="none"``. Weights may be any finite numbers. A target of weight zero is left out and may be NaN. A negative weight
+makes training raise the loss of its sample, as a negative advantage does in policy gradients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SampleShape = tuple[int, ...]
 class Loss(FrozenOnceRecorded, ABC):
     """A loss function. Losses of equal settings are equal, so that their programs are shared.
 
-    Attributes of a custom loss stay as they are once a program was recorded of it: a change raises AttributeError.
+    After a program was recorded with a custom loss, its attributes are fixed: a change raises AttributeError.
     """
 
     takes_logits = False  # whether outputs are logits, so that a softmax before the loss would be a mistake
@@ -70,7 +70,7 @@ class Loss(FrozenOnceRecorded, ABC):
             raise ValueError(f"targets must have the sample shape of the outputs, {output}, got {target}{hint}")
 
     def check_values(self, t: np.ndarray, output: SampleShape) -> None:
-        """Raise ValueError where the targets hold values that the loss is not defined for.
+        """Raise ValueError if the loss is not defined for a value of the targets.
 
         Parameters
         ----------
@@ -91,8 +91,8 @@ class Loss(FrozenOnceRecorded, ABC):
         y, t : View, shapes (batch, *output) and (batch, *target)
             Outputs and targets.
         w : View, shape (batch,), or None
-            Weights of the samples. Where outputs go along steps, and samples have lengths, those of the steps, (batch, steps).
-            With `weighs_targets`, they may have the shape of `t`. Where one is 0, the target may be NaN.
+            Weights of the samples; of the steps, (batch, steps), if outputs have an axis of steps and samples have lengths.
+            With `weighs_targets`, they may have the shape of `t`. A target of weight 0 may be NaN.
         value : View, shape ()
             Filled with the loss.
         dy : View, shape (batch, *output)
@@ -106,7 +106,7 @@ class ElementwiseLoss(Loss):
 
     Weights multiply these terms before the sum.
 
-    ``factors[1] * derivative(y, t)`` is its derivative with respect to y. Constant factors stand apart because they
+    ``factors[1] * derivative(y, t)`` is the derivative of a term with respect to y. Constant factors are separate because they
     need not be multiplied element by element.
     """
 
@@ -151,11 +151,11 @@ def loss(
     Parameters
     ----------
     name : str
-        How it is printed.
+        The name that is printed.
     function : callable
         ``function(y, t)``, in arithmetic and the functions of `chains.expr`.
     derivative : callable, optional
-        ``derivative(y, t)``, with respect to y. None derives it from the function, at kinks from the left.
+        ``derivative(y, t)``, with respect to y. None derives it from the function; at kinks it is the derivative from the left.
     average : bool
         Whether to average over a sample's outputs, instead of summing.
 
@@ -229,7 +229,7 @@ class HuberLoss(ElementwiseLoss):
     Parameters
     ----------
     delta : float
-        Where the square ends; positive.
+        The largest difference that is squared; positive.
 
     Raises
     ------
@@ -253,8 +253,8 @@ def _bce_slope(y: Any, t: Any) -> Any:
 class BCEWithLogitsLoss(ElementwiseLoss):
     """The mean binary cross-entropy of sigmoid(y) against targets in [0, 1], over all outputs and samples.
 
-    The outputs y are logits: the loss itself applies the sigmoid. They are above 0 where class 1 is the likelier one; the
-    metric is ``partial(accuracy, threshold=0)``.
+    The outputs y are logits: the loss itself applies the sigmoid. A logit above 0 means class 1; the metric is
+    ``partial(accuracy, threshold=0)``.
     """
 
     takes_logits = True
@@ -305,8 +305,8 @@ class PoissonNLLLoss(ElementwiseLoss):
     Parameters
     ----------
     log_input : bool
-        Whether outputs y are the logarithms of means, with terms ``exp(y) - t * y``. Otherwise they are the means, which must
-        not be negative, such as those of softplus, with terms ``y - t * log(y + eps)``.
+        Whether outputs y are the logarithms of means, with terms ``exp(y) - t * y``. Otherwise they are the means, with terms
+        ``y - t * log(y + eps)``; these must not be negative, as after softplus.
     full : bool
         Whether to add Stirling's approximation of ``log(t!)`` where t > 1: ``t * log(t) - t + log(2 * pi * t) / 2``.
     eps : float
@@ -344,7 +344,7 @@ def _check_blocks(output: SampleShape, target: SampleShape, blocks: int, what: s
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianNLLLoss(Loss):
-    """The mean negative log-likelihood of targets with normal distributions, whose means and variances are the outputs.
+    """The mean negative log-likelihood of targets with normal distributions; the outputs are means and variances.
 
     The last axis of the outputs holds all means, then all variances: outputs of sample shape (*shape, 2 * n) are for targets
     (*shape, n), or (*shape) where n is 1. Each target t with its mean m and variance v has the term
@@ -355,10 +355,10 @@ class GaussianNLLLoss(Loss):
     full : bool
         Whether to add ``log(2 * pi) / 2`` to each term.
     eps : float
-        The smallest variance; smaller ones, also negative ones, count as this one. As in PyTorch, the gradient is then the
-        one at this variance, not 0. Positive.
+        The smallest variance, positive. Smaller and negative ones count as this one. As in PyTorch, the gradient is then that
+        at this variance, not 0.
     log_variance : bool
-        Whether the second half of the outputs is the logarithms of the variances, which a linear layer may give.
+        Whether the second half of the outputs are logarithms of the variances, so that a linear layer can give them.
 
     Raises
     ------
@@ -404,7 +404,7 @@ class GaussianNLLLoss(Loss):
 
 
 def pinball(y: Any, t: Any, q: Any) -> Any:
-    """The loss of a target t whose quantile q is said to be y."""
+    """The loss of a target t for the prediction y of its quantile q."""
     return where(y > t, (1.0 - q) * (y - t), q * (t - y))
 
 
@@ -414,16 +414,16 @@ def pinball_slope(y: Any, t: Any, q: Any) -> Any:
 
 @dataclass(frozen=True)
 class QuantileLoss(Loss):
-    """The mean pinball loss, ``max(q * (t - y), (q - 1) * (t - y))``; its minimum is the quantile q. Slope 0 where y is t.
+    """The mean pinball loss, ``max(q * (t - y), (q - 1) * (t - y))``. Its minimum is the quantile q.
 
-    Source: Koenker and Bassett 1978. ``QuantileLoss(0.5)`` is half of `L1Loss`.
+    The slope is 0 where y equals t. ``QuantileLoss(0.5)`` is half of `L1Loss`. Source: Koenker and Bassett 1978.
 
     Parameters
     ----------
     q : float or sequence of float
-        One quantile, or several: the last axis of the outputs then holds the first quantile of all targets, then the second,
-        and so on. Outputs of sample shape (*shape, len(q) * n) are for targets (*shape, n), or (*shape) where n is 1. Between
-        0 and 1.
+        One quantile or several, between 0 and 1. With several, the last axis of the outputs holds the first quantile of all
+        targets, then the second, and so on: outputs of sample shape (*shape, len(q) * n) are for targets (*shape, n), or
+        (*shape) if n is 1.
 
     Raises
     ------
@@ -479,9 +479,9 @@ class CrossEntropyLoss(Loss):
     """The cross-entropy of softmax(logits), over the last axis, against labels or probabilities.
 
     It is the mean over samples and positions. Logits have sample shape (*positions, classes); labels (*positions), whole
-    numbers from 0; probabilities (*positions, classes). Rows of probabilities need not sum to one, as in PyTorch: their sums
-    weigh the positions, and a row of zeros leaves its position out. Raises ValueError for numbers that are no labels, for
-    negative probabilities, and for a single class, whose cross-entropy is always 0.
+    numbers from 0; probabilities (*positions, classes). As in PyTorch, rows of probabilities need not sum to one: their sums
+    are weights of the positions, and a row of zeros leaves its position out. Raises ValueError for wrong labels, for negative
+    probabilities, and for a single class, whose cross-entropy is always 0.
 
     Weights w of the shape of labels make it ``-sum(w * log_softmax(y)[label]) / (batch * positions)``, those of the shape of
     probabilities t ``-sum(w * t * log_softmax(y)) / (batch * positions)``.
@@ -541,7 +541,7 @@ class CrossEntropyLoss(Loss):
 
 
 def _column(w: View, ndim: int) -> View:
-    """Weights shaped to multiply an array of `ndim` axes, of which they have the first ones."""
+    """Weights with axes of length 1 appended, up to `ndim` axes."""
     while w.ndim < ndim:
         w = w.expand(-1)
     return w

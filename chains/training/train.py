@@ -45,11 +45,11 @@ def train(
     progress: bool | None = None, callbacks: Sequence[Callback] = (), check_finite: bool = True,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None, resume: Resume | None = None, comm: Any = None,
 ) -> History:  # fmt: skip
-    """Train a network, or an ensemble; the parameters, and the state if there is one, are updated in place.
+    """Train a network or an ensemble. The parameters, and the state if there is one, are updated in place.
 
-    In an ensemble, with `p` (members, n_params), each member is trained as it would be alone, to the bit. A member ends alone
-    if its loss is not finite or a callback ends it. `x`, `t`, `weights`, `lengths` and `validation` are shared, or have an axis
-    of members in front; `state` always has it. There may be a `seed` and an optimiser for each member.
+    In an ensemble, with `p` (members, n_params), each member is trained with the bits that it would have alone. If its loss is
+    not finite or a callback ends it, the others continue. `x`, `t`, `weights`, `lengths` and `validation` are shared, or have
+    an axis of members in front; `state` always has this axis. Each member may have its `seed` and its optimiser.
 
     Parameters
     ----------
@@ -58,57 +58,57 @@ def train(
     p : array, shape (n_params,) or (members, n_params), float32 or float64
         The parameters, updated in place. Their type is that of the computation.
     x : array, shape (samples, *input_shape), or iterable
-        The inputs. Or a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, with `t` None:
-        every pass over it is an epoch. The source decides `batch_size`, `shuffle`, `drop_last` and `weights`, which must
-        then be left out. A batch that does not fit is refused before its step, with a note of its number.
+        The inputs. Or a source of batches (x, t) or (x, t, weights), such as `data.Batches` or a list, with `t` None: an epoch
+        is a pass over the source. Then leave out `batch_size`, `shuffle`, `drop_last` and `weights`. A batch that does not fit
+        is refused before its step; the error names its number.
     t : array or None
         The targets, in the shape that the loss takes.
     loss : Loss
-        What training minimises, with the `penalty`.
+        The loss to minimise, together with the `penalty`.
     optimizer : Optimizer, or a list of them
-        How parameters move along the gradient; for members of an ensemble, optimisers of one kind with different numbers.
+        The rule of a step. A list has one for each member of an ensemble: of one kind, with different numbers.
     epochs : int
         The number of passes over all samples; with a history or a folder, see `resume`.
     batch_size : int, optional
-        Samples a step; None for all of them. A last, smaller batch is used too unless `drop_last`.
+        Samples a step; None for all of them. A last, smaller batch is used too, unless `drop_last` is set.
     seed : int, or a list of them
-        Decides the order of the samples and the random numbers of dropout: the same seed gives the same run.
+        The seed of the order of samples and of dropout. The same seed gives the same run.
     shuffle, drop_last : bool
         Whether every epoch has a new order; whether a last, smaller batch is left out.
     weights : array, shape (samples,), or that of `t` or what broadcasts to it, optional
-        Factors of the samples' losses, or of their terms, as in `Chain.value_and_grad`. A target of weight 0 may be NaN. Of an
-        ensemble, an array (members, samples) has the weights of each member.
+        Factors of the samples' losses, or of their terms, as in `Chain.value_and_grad`. A target of weight 0 may be NaN. For an
+        ensemble, (members, samples) are weights of each member.
     lengths : array, shape (samples,), optional
-        How many steps each sample has, whole numbers, for recurrent networks.
+        The number of steps of each sample, for recurrent networks.
     penalty : Penalty, optional
         Added to the loss.
     state : array, shape (n_state,)
         The state of a network that has one, updated in place.
     validation : (x, t), (x, t, lengths) or (x, t, lengths, weights), optional
-        Data on which the loss (with the penalty) and the `metrics` are computed after each epoch; `lengths` and `weights` may
-        be None. Metrics get all targets, also those of weight 0.
+        Data for the loss (with the penalty) and the `metrics` after each epoch; `lengths` and `weights` may be None. Metrics
+        get all targets, also those of weight 0.
     metrics : sequence of functions of targets and outputs
         Custom metrics are first called after the first epoch.
     progress : bool, optional
         Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
     callbacks : sequence of callables
-        Called with a `TrainingState` after each epoch; one that returns a text stops the training, others return None. The
-        method `begin` of a callback is called before the first step with the names of the quantities to be recorded, the
-        method `finish` at the end with a `TrainingState`.
+        Called with a `TrainingState` after each epoch. A callback returns None, or a text to stop the training. Its method
+        `begin`, if any, is called before the first step with the names of the recorded quantities, its method `finish` at the
+        end with a `TrainingState`.
     check_finite : bool
         Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check.
     checkpoint : path or Checkpoint, optional
-        A folder for checkpoints, or a `Checkpoint`, which says how often they are written. One training writes to a folder at a
-        time: another is refused, with the number of the first one's process.
+        A folder for checkpoints, or a `Checkpoint` with their interval. Only one training at a time may write to a folder;
+        another is refused.
     resume : History or path, optional
-        A history: continue with identical bits where the call that returned it ended, within an epoch too. `optimizer` must be
-        the same, `p` and `state` those it left; `epochs` are further epochs. Or a run's folder of checkpoints: `p` and `state`
-        become those of the last one; `epochs` and the history count the whole run. If `checkpoint` is the same folder and
-        empty, the run begins, so that one call both starts and resumes.
+        A history: training continues with identical bits where the call that returned it ended, even within an epoch.
+        `optimizer` must be the same, `p` and `state` those of that call; `epochs` are further epochs. Or a folder of
+        checkpoints: `p` and `state` are read from the last one; `epochs` and the history count the whole run. An empty folder
+        that is also `checkpoint` begins a run, so that the same call starts and resumes it.
     comm : mpi4py.MPI.Intracomm, optional
-        Processes that train together: all call `train` with the same arguments, and each computes its part of every batch. All
-        end with the same parameters, those of one process but for rounding. The first shows progress and writes checkpoints. If
-        one fails, or is interrupted, all end.
+        The processes that share the work. All call `train` with the same arguments, and each computes its part of every batch.
+        All end with the same parameters; they differ from those of a single process by rounding only. The first process shows
+        progress and writes checkpoints. If one fails or is interrupted, all end.
 
     Returns
     -------
@@ -119,12 +119,12 @@ def train(
     Raises
     ------
     FloatingPointError
-        If a loss is not finite, if the last step leaves parameters that are not finite, and before a step for which a schedule
-        gives a rate that is negative or not finite. The error names the step; its attribute `history` is the history.
+        If a loss or the final parameters are not finite, and before a step for which a schedule gives a negative or infinite
+        rate. The error names the step; its attribute `history` is the history.
     TypeError, ValueError
         For arguments that do not fit, before anything is written.
     OSError
-        Where the first checkpoint of a new run cannot be written; later failures are warnings.
+        If the first checkpoint of a new run cannot be written. Later failures are warnings.
     """
     with processes_of(comm) as processes, ExitStack() as held:
         # The arguments, one by one.
@@ -267,7 +267,7 @@ def _check_count(name: str, given: Any, count: int) -> None:
 def _check_state(
     network: Network, p: np.ndarray, step: Executable, state: Any, batches: ArrayBatches | SourceBatches
 ) -> np.ndarray | None:
-    """The state, if the network has one. Raises TypeError or ValueError where it does not fit, or is missing."""
+    """The state, if the network has one. Raises TypeError or ValueError if it is missing or does not fit."""
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
