@@ -1,4 +1,4 @@
-"""Attention, and what encoders of sequences are made of. Samples are (time, features)."""
+"""Attention, and the other layers of encoders of sequences. Samples are (time, features)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags, check_number, check_word
 
-FORBIDDEN = -1e30  # the score of what may not be looked at: its share of the attention is exactly zero
+FORBIDDEN = -1e30  # the score of a step that may not be seen: its share of the attention is exactly zero
 
 
 class Attention(Layer):
     """Multi-head self-attention: each step of a sequence takes a mean of all steps, weighted by how well they match.
 
-    Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head has a part of the features and makes
-    ``softmax(queries @ keys.T / sqrt(features / heads)) @ values`` of it. The heads side by side, ``@ out_weight + out_bias``,
-    are the output. As PyTorch's MultiheadAttention, whose weights are the transposed ones. Where a call passes `lengths`, no
-    step after a sample's length is seen, and outputs there have no meaning. Source: Vaswani et al. 2017.
+    Queries, keys and values are ``x @ in_weight + in_bias``, in this order. Each head takes a part of the features and computes
+    ``softmax(queries @ keys.T / sqrt(features / heads)) @ values``. The output is the concatenation of the heads
+    ``@ out_weight + out_bias``. This is PyTorch's MultiheadAttention, whose weights are transposed. If a call passes `lengths`,
+    no step after a sample's length is seen, and outputs there have no meaning. Source: Vaswani et al. 2017.
 
     Parameters
     ----------
     features : int
         The last length of samples (time, features); the output has the same shape.
     heads : int
-        How many parts of the features attend on their own; a divisor of the features.
+        The number of parts of the features that attend separately; a divisor of the features.
     causal : bool
         Whether a step sees itself and earlier steps only.
     bias : bool
@@ -125,7 +125,7 @@ class Attention(Layer):
         return steps.split(-1, self.heads).swap(-3, -2)
 
     def _record_softmax(self, ops: Recorder, scores: View, row: View) -> None:
-        """Record that scores become shares: softmax over the last axis, of what may be looked at."""
+        """Record that scores become shares: softmax over the last axis, of the steps that may be seen."""
         time, scale = scores.sample_shape[-1], self._scale
         if self.causal:
             seen = ops.constant("seen", np.tri(time))  # (time, time): 1 where a step sees another
@@ -142,7 +142,7 @@ class Attention(Layer):
 class TransformerBlock(Series):
     """``x = x + attention(norm(x))``, then ``x + dense(activation(dense(norm(x))))``: a block of an encoder, norms first.
 
-    As PyTorch's TransformerEncoderLayer(norm_first=True), but without dropout of attention's shares.
+    This is PyTorch's TransformerEncoderLayer(norm_first=True) without dropout of attention's shares.
 
     Parameters
     ----------

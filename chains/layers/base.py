@@ -10,8 +10,8 @@
         def pullback(self, ops, x, y, dy, dx, p, g, s):
             ops.map(dx, lambda dy: 2 * dy, dy)
 
-A layer object holds settings only: no parameters, no arrays, no shapes. One object may be part of several chains, and be there
-twice in the same one; each place has its own parameters.
+A layer object holds settings only: no parameters, no arrays, no shapes. One object may be in several chains, and several times
+in one; each place has separate parameters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SampleShape = tuple[int, ...]
 
 
 def _naming_settings(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a layer, with a TypeError that names the layer and its settings where the arguments do not fit."""
+    """The constructor of a layer, with a TypeError that names the layer and its settings if the arguments do not fit."""
     fixed = [p.name for p in signature(init).parameters.values() if p.kind is not p.VAR_KEYWORD][1:]
 
     @wraps(init)
@@ -68,16 +68,16 @@ class Layer(ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
 
-    has_series: ClassVar[bool] = True  # whether second derivatives and Taylor series may be taken of it
-    advice: ClassVar[str] = ""  # what to do where a loss is not finite, for the message that ends training
+    has_series: ClassVar[bool] = True  # whether it has second derivatives and Taylor series
+    advice: ClassVar[str] = ""  # what to do if a loss is not finite, for the message that ends training
 
     @property
     def may_fail(self) -> bool:
-        """Whether calls of the network search their results for NaN; FloatingPointError then says why there are any."""
+        """Whether calls of the network search their results for NaN. If there are any, FloatingPointError says why."""
         return False
 
     def fixed_input(self) -> SampleShape | None:
-        """The shape of one sample, where the layer's settings decide it; None where any shape will do."""
+        """The shape of one sample, if the layer's settings fix it; else None."""
         return None
 
     @abstractmethod
@@ -100,7 +100,7 @@ class Layer(ABC):
         """Record how `y` is filled from `x`.
 
         A layer with state reads it from ``s.state.<name>``. While training it may fill ``s.new_state.<name>``, which may be the
-        same memory: read first. Where a call leaves the state as it is, the new one is never computed.
+        same memory: read first. Calls that do not update the state never compute the new one.
 
         Parameters
         ----------
@@ -116,8 +116,8 @@ class Layer(ABC):
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
 
-        All of them are filled, none is added to. Gradients without a use (the first layer's `dx`, those of frozen parameters)
-        are never computed.
+        Fill all of them; do not add to them. Unused gradients (the first layer's `dx`, those of frozen parameters) are never
+        computed.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class Layer(ABC):
 
 
 def _settings(layer: Layer, *, initializers: bool) -> list[str]:
-    """The settings of a built-in layer as arguments. Of a custom one there are none, since its attributes may be anything.
+    """The settings of a built-in layer as arguments. A custom layer has none, since its attributes may be anything.
 
     Settings by keyword that have their default values are left out, and so are activations.
     """
@@ -180,10 +180,10 @@ def _text(value: Any) -> str:
 
 
 class Declaration:
-    """What one layer in one place of a network needs; filled by `Layer.declare`.
+    """The arrays that one layer in one place of a network needs; filled by `Layer.declare`.
 
     Shapes are those of one sample, tuples of positive lengths, ``(3,)`` or ``()``. All methods raise TypeError or ValueError,
-    with layer and array, for other shapes, for names that are taken, and for initial values that do not fit.
+    naming layer and array, for other shapes, for names in use, and for initial values that do not fit.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class Declaration:
     input : tuple of int
         The shape of its input.
     layout, state_layout : LayoutBuilder
-        Where parameters and state get their slices.
+        The builders that give parameters and state their slices.
     name : str
         The place in the network, such as "0.inner".
     """
@@ -213,7 +213,7 @@ class Declaration:
         self.timed = False  # whether the samples may have lengths
         self.output_times: int | None = None  # steps of the output; 0: none; None: those of the input, if the axis stays
         self.has_other_steps = False  # whether a part has other steps than those of the input
-        self.id_count: int | None = None  # where the input are ids, how many there are
+        self.id_count: int | None = None  # the number of different ids, if the input holds ids
         self.children: list[Declaration] = []
         self._layout = layout
         self._state_layout = state_layout
@@ -231,20 +231,20 @@ class Declaration:
         Parameters
         ----------
         name : str
-            What `forward` and `pullback` call it: ``p.<name>``, ``g.<name>``.
+            Its name in `forward` and `pullback`: ``p.<name>``, ``g.<name>``.
         shape : tuple of int
             Its shape, without the batch.
         init : initializer
             Its starting values, or the name of an initializer.
         bounds : pair of float or None, optional
-            Where it stays, `init` and ``p.<name>`` included: (0, None) for positive numbers, (0, 1) for an interval.
+            The range of its values, of `init` and of ``p.<name>``: (0, None) for positive numbers, (0, 1) for an interval.
         """
         of, shape = self._declared("parameter", name, shape, self.slices)
         start = initializer(init, "init", of, shape)
         self.slices[name] = self._layout.add(self._full(name), shape, start, bounds_of(bounds, of), of)
 
     def state(self, name: str, shape: SampleShape, init: InitializerLike) -> None:
-        """Declare an array that training updates, but not along a gradient: the next slice of the network's state.
+        """Declare an array that training updates without a gradient: the next slice of the network's state.
 
         Parameters
         ----------
@@ -316,7 +316,7 @@ class Declaration:
         self._layout.frozen.add(self._full(name))
 
     def batch_at_least(self, samples: int) -> None:
-        """Have smaller batches refused while training.
+        """Refuse smaller batches while training.
 
         Parameters
         ----------
@@ -331,7 +331,7 @@ class Declaration:
         Parameters
         ----------
         count : int
-            How many ids there are: they are below it.
+            The number of different ids; all are below it.
         """
         self.id_count = check_count("count", count)
 
@@ -341,7 +341,7 @@ class Declaration:
         Parameters
         ----------
         name : str
-            Its name in this layer; that of its weight is then "<name>.weight".
+            Its name in this layer. Its weight is then "<name>.weight".
         layer : Layer
             The part.
         input : tuple of int
@@ -389,7 +389,7 @@ class Declaration:
 
     @property
     def has_time_axis(self) -> bool:
-        """Whether the first axis of samples is time for this layer or a part of it, so that samples may have fewer steps."""
+        """Whether this layer or a part of it takes the first axis of samples as time, so that samples may have fewer steps."""
         return any(each.timed for each in self.all)
 
     @property
@@ -400,14 +400,14 @@ class Declaration:
 
     @property
     def output_steps(self) -> int:
-        """The number of steps along the first axis of a network's output, of which a sample may have fewer; 0 for none."""
+        """The number of steps along the first axis of a network's output, if samples may have fewer; else 0."""
         if not self.has_time_axis:
             return self.output_times or 0
         return int(self.input[0]) if self.keeps_time else 0
 
     @property
     def max_steps(self) -> int:
-        """The largest length of a sample, where a network or a part of it takes lengths; 0 where none does."""
+        """The largest length of a sample, if the network or a part of it takes lengths; else 0."""
         if self.has_time_axis:
             return int(self.input[0])
         return next((each.output_times for each in self.all if each.output_times), 0)
@@ -428,17 +428,17 @@ class Declaration:
 
     @property
     def advice(self) -> str:
-        """What to do where a loss is not finite, as the layers have it."""
+        """The advice of the layers for a loss that is not finite."""
         return "; ".join(dict.fromkeys(each.layer.advice for each in self.all if each.layer.advice))
 
     @property
     def most_demanding(self) -> Declaration:
-        """Of this layer and its parts, the one that needs the largest batch while training."""
+        """This layer or the part of it that needs the largest batch while training."""
         parts = [child.most_demanding for child in self.children]
         return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
 
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
-        """What an array is, for messages, and its checked shape. Raises ValueError where the name is taken."""
+        """The words for an array in messages, and its checked shape. Raises ValueError if the name is in use."""
         where = f"in {type(self.layer).__name__}.declare"
         if not isinstance(name, str) or not name:
             raise TypeError(f"the name of a {what} {where} (={shown(name)}) must be a string")
@@ -457,7 +457,7 @@ class Declaration:
 
 @contextmanager
 def noted(declaration: Declaration, function: str) -> Iterator[None]:
-    """Errors raised inside say in which function of which layer they were; of layers within layers, the innermost."""
+    """Errors raised inside name the layer and its function; for layers within layers, the innermost."""
     try:
         yield
     except Exception as error:

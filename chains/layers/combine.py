@@ -84,7 +84,7 @@ class Series(Layer):
 
 
 def _share_input(d: Declaration, parts: Sequence[Declaration]) -> None:
-    """Have the input hold ids where the parts on it take them. Raises ValueError unless all of them do, or none."""
+    """Let the input hold ids if the parts that read it take ids. Raises ValueError unless all of them do, or none."""
     counts = [part.id_count for part in parts if part.id_count is not None]
     if counts and len(counts) < len(parts):
         layers = [part.layer for part in parts]
@@ -101,7 +101,7 @@ def check_layers(layers: Sequence[Any]) -> None:
 
 
 def _kind(thing: Any) -> str:
-    """What something is that should be a layer, and what may have been meant."""
+    """The words for an argument that should be a layer, with a hint."""
     if isinstance(thing, Activation):
         return f"an activation function, not a layer: write chains.Activation({thing})"
     if isinstance(thing, type) and issubclass(thing, Layer):
@@ -126,7 +126,7 @@ class Residual(Layer):
     *layers : Layer
         `inner`: one layer, or several, one after another.
     shortcut : Layer, optional
-        By default x itself. Where `inner` changes the shape, a projection such as ``Conv(64, 256, 1)``.
+        By default x itself. If `inner` changes the shape, a projection such as ``Conv(64, 256, 1)``.
     activation : activation or str
         Of the sum.
 
@@ -146,7 +146,7 @@ class Residual(Layer):
 
     @property
     def layers(self) -> tuple[Layer]:
-        """What is around the shortcut, as one layer."""
+        """The layers next to the shortcut, as one layer."""
         return (self.inner,)
 
     def fixed_input(self) -> SampleShape | None:

@@ -1,7 +1,7 @@
 """Networks that are monotone or convex for all values of their parameters.
 
-Both have one structure: a layer of units gets the outputs of the layer before it, by weights that are not negative, and the
-inputs once more. An activation that does not decrease keeps the sign of a slope, one that is also convex keeps convexity.
+Both have one structure: a layer of units takes the outputs of the layer before it, with weights that are not negative, and the
+inputs again. An activation that does not decrease keeps the sign of a slope. One that is also convex keeps convexity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POSITIVE, _NEGATIVE = (0.0, None), (None, 0.0)
 
 
 class _Constrained(Series):
-    """What both have in common: settings and parts."""
+    """The settings and parts that both share."""
 
     inputs: int
     widths: tuple[int, ...]
@@ -77,10 +77,10 @@ class _Constrained(Series):
 class Monotone(_Constrained):
     """A network that increases in some inputs and decreases in others, over the last axis: (..., inputs) to (..., outputs).
 
-    ``y1 = activation(x @ A1 + b1)``, ``yk = activation(y @ Wk + x @ Ak + bk)`` with the y before it, the last layer without
-    activation; ``Wk > 0``, and the rows of each Ak are positive for `increasing` inputs, negative for `decreasing` ones and
-    unbounded for others. With a convex activation, such as `softplus`, the outputs are convex too: for curves that bend both
-    ways keep one that does, such as `tanh`. Sources: Daniels and Velikova 2010; Runje and Shankaranarayana 2023.
+    ``y1 = activation(x @ A1 + b1)``, ``yk = activation(y @ Wk + x @ Ak + bk)`` with y of the layer before, the last layer
+    without activation. All ``Wk > 0``. The rows of each Ak are positive for `increasing` inputs, negative for `decreasing` ones
+    and unbounded for others. With a convex activation, such as `softplus`, the outputs are convex too; `tanh` gives curves that
+    bend both ways. Sources: Daniels and Velikova 2010; Runje and Shankaranarayana 2023.
 
     Parameters
     ----------
@@ -110,8 +110,9 @@ class Monotone(_Constrained):
 class Convex(_Constrained):
     """A network that is convex in its inputs, over the last axis: (..., inputs) to (..., outputs).
 
-    As `Monotone`, with an activation that is convex and does not decrease. Of the inputs named, it also increases or decreases
-    in each. Source: Amos, Xu and Kolter, "Input convex neural networks", 2017: those that are convex in all inputs.
+    The structure is that of `Monotone`, with an activation that is convex and does not decrease. It also increases or decreases
+    in each of the inputs named. Source: Amos, Xu and Kolter, "Input convex neural networks", 2017: those that are convex in all
+    inputs.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ class Convex(_Constrained):
     increasing, decreasing : int or iterable of int
         Positions of inputs.
     activation : activation or str
-        Of the hidden units. Its slope may nowhere be negative, or fall.
+        Of the hidden units. Its slope may nowhere be negative or decrease.
 
     Raises
     ------
@@ -139,7 +140,7 @@ class Convex(_Constrained):
 
 
 def _positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Starting values whose sums over the inputs do not grow with their number, as the values are all of one sign."""
+    """Starting values of one sign, whose sums over the inputs do not grow with the number of inputs."""
     return rng.lognormal(0.0, 1.0, shape) / shape[0]
 
 
@@ -159,7 +160,7 @@ def _positions(name: str, given: Any, inputs: int) -> tuple[int, ...]:
 
 
 def _check_shape_of(f: Function, convex: bool) -> None:
-    """Raise ValueError where an activation decreases, or is not convex, by its slopes at points from -40 to 40."""
+    """Raise ValueError if an activation decreases, or is not convex, by its slopes at points from -40 to 40."""
     x = np.linspace(-40.0, 40.0, 16001)
     slopes = np.broadcast_to(f.slope(x, f(x)), x.shape)
     if not slopes.min() >= 0.0:

@@ -31,7 +31,7 @@ from chains.support.checks import check_count, check_flags
 
 
 class _Convolution(Sliding):
-    """The parts that a convolution and a transposed one share: all but the product itself."""
+    """The parts that both kinds of convolution share: all but the product itself."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: Number, activation: Activation | str = identity, *, stride: Number = 1,
@@ -136,7 +136,7 @@ class Conv(_Convolution):
     dilation : int or tuple of int
         Distances between the kernel's entries: one number, or one for each axis.
     groups : int
-        Parts of the channels, each on its own: every group of outputs sees its own group of inputs.
+        The number of parts of the channels: each group of outputs sees only its group of inputs.
     bias : bool
         Whether there is a bias, of shape (outputs,).
     weight_init, bias_init : initializer
@@ -164,9 +164,9 @@ class Conv(_Convolution):
 
 
 class ConvTranspose(_Convolution):
-    """The transpose of `Conv`: it turns outputs of that layer into inputs, such as larger images for a stride above 1.
+    """The transpose of `Conv`: it maps outputs of that layer to inputs, such as larger images for a stride above 1.
 
-    As in PyTorch. The output's length is ``(length - 1) * stride + dilation * (kernel - 1) + 1 + output_padding`` less all
+    As in PyTorch. The length of the output is ``(length - 1) * stride + dilation * (kernel - 1) + 1 + output_padding`` less all
     padding.
 
     Parameters
@@ -174,7 +174,7 @@ class ConvTranspose(_Convolution):
     inputs, outputs, kernel, activation, stride, padding
         As of `Conv`.
     output_padding : int or tuple of int
-        Below the stride: chooses among the lengths that `Conv` would turn into the length of the input.
+        A number below the stride. It chooses among the lengths that `Conv` would map to the length of the input.
     dilation, groups, bias
         As of `Conv`.
     weight_init, bias_init : initializer
@@ -227,15 +227,15 @@ class ConvTranspose(_Convolution):
 class CausalConv(Series):
     """A dense layer on each step of a sequence together with earlier steps. Before the first step there are zeros.
 
-    Samples (time, inputs) become (time, outputs). As PyTorch's Conv1d after that many zeros. A series of them with dilations
-    1, 2, 4, ... sees far back. Source: van den Oord et al. 2016.
+    Samples (time, inputs) become (time, outputs), as by PyTorch's Conv1d after these zeros. A series of them with dilations 1,
+    2, 4, ... sees far back. Source: van den Oord et al. 2016.
 
     Parameters
     ----------
     inputs, outputs : int
         Features of a step, before and after.
     kernel : int
-        How many steps an output sees, itself the last one.
+        How many steps an output sees, the last being its own.
     activation : activation or str
         Of the outputs.
     dilation : int
@@ -269,7 +269,7 @@ class CausalConv(Series):
 
 
 class _Neighbours(Layer):
-    """Each step of (time, features) side by side with the ones before it that a kernel sees: (time, kernel * features)."""
+    """Each step of (time, features) next to the earlier ones that a kernel sees: (time, kernel * features)."""
 
     def __init__(self, kernel: int, dilation: int) -> None:
         self.kernel = kernel
@@ -294,7 +294,7 @@ class _Neighbours(Layer):
             ops.map(target, lambda dx, dy: dx + dy, target, part.slice(1, back, time))
 
     def _parts(self, steps: View, input: SampleShape) -> Iterator[tuple[View, int]]:
-        """The features that come from each of the steps seen, and how many steps back these lie, at most all."""
+        """The features of each step that is seen, and how many steps back it is, at most all."""
         time, features = input
         for k in range(self.kernel):
             back = (self.kernel - 1 - k) * self.dilation

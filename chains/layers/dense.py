@@ -28,8 +28,8 @@ class Dense(Layer):
     weight_init, bias_init : initializer
         Of the weight, (inputs, outputs), and of the bias. See `chains.initializers`.
     weight_bounds : pair of float or None, optional
-        Where the entries of the weight stay: (0, None) for a layer that increases in every input. `weight_init` must give
-        values within these bounds.
+        The range of the weight's entries: (0, None) for a layer that increases in every input. `weight_init` must give values
+        within it.
 
     Raises
     ------
@@ -37,7 +37,7 @@ class Dense(Layer):
         For settings that are not valid, by name.
     """
 
-    weight_bounds: tuple[float | None, float | None] | None = None  # pickles of before have none
+    weight_bounds: tuple[float | None, float | None] | None = None  # earlier pickles have none
 
     def __init__(
         self, inputs: int, outputs: int, activation: Activation | str = identity, *, bias: bool = True,

@@ -14,8 +14,8 @@ from chains.support.checks import check_number
 class Dropout(Layer):
     """While training, zeroes each element with probability `rate` and divides the others by ``1 - rate``. Otherwise ``y = x``.
 
-    Seed and number of the step alone decide which elements are dropped (see `chains.program.operations.Random`): they are the
-    same on every backend. Source: Srivastava et al. 2014, in the "inverted" form that PyTorch has.
+    Only the seed and the number of the step decide which elements are dropped (see `chains.program.operations.Random`): they
+    are the same on every backend. Source: Srivastava et al. 2014, in the "inverted" form that PyTorch has.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Dropout(Layer):
         d.saved("factor", self._factors(d.input))  # 0 where dropped, 1 / (1 - rate) elsewhere
 
     def _factors(self, input: SampleShape) -> SampleShape:
-        """The shape of what is dropped or not, which broadcasts to that of the input."""
+        """The shape of the factors, which broadcasts to that of the input."""
         return input
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:

@@ -40,7 +40,7 @@ class Activation(Layer):
 
 
 def record_activation(ops: Recorder, f: Function, y: View, z: View, bias: View | None = None) -> None:
-    """Record ``y = f(z + bias)``. Where the derivative needs its input, `z` becomes the sum."""
+    """Record ``y = f(z + bias)``. If the derivative needs its input, `z` becomes the sum."""
     if bias is None:
         ops.map(y, lambda x: f(x), z)
     elif f.needs_input:

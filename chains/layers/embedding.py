@@ -17,7 +17,7 @@ from chains.support.checks import check_count
 class Embedding(Layer):
     """``y[..., :] = weight[x[...]]``: the row of a table for each id, a whole number from 0 up to `count`, exclusive.
 
-    It is the first layer of a network, whose inputs are arrays of int32 or int64 then, of any shape. As in PyTorch.
+    It is the first layer of a network; the inputs are then arrays of int32 or int64, of any shape. As in PyTorch.
 
     Parameters
     ----------

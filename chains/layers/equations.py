@@ -1,4 +1,4 @@
-"""Known formulas together with networks, as a layer: the right-hand side of a universal differential equation, for example."""
+"""Known formulas together with networks, as a layer, such as the right-hand side of a universal differential equation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Equations(Layer):
     ...     parameters={"birth": 0.5, "death": 0.8},
     ... )
 
-    Of several networks each has the inputs that it takes, and names for what it gives:
+    With several networks, each has its inputs and the names of its outputs:
 
     >>> rhs = Equations(
     ...     lambda hare, lynx, growth, hunt, death: (growth * hare - hunt, hunt - death * lynx),
@@ -42,28 +42,28 @@ class Equations(Layer):
     Parameters
     ----------
     formula : callable
-        A formula whose arguments are named like inputs, outputs and parameters, in any order; it returns a number, or a tuple
-        of them, which are the features of the output.
+        A formula. Its arguments are names of inputs, outputs and parameters, in any order. It returns a number or a tuple of
+        numbers: the features of the output.
     inputs : sequence of str
         The names of a sample's features, shape (len(inputs),).
     network : Layer, optional
         A layer or chain of all inputs.
     outputs : sequence of str
-        The names of what the network gives, shape (len(outputs),).
+        The names of the network's outputs, shape (len(outputs),).
     parameters : mapping of str to float, optional
-        Numbers to be trained, with their starting values. ``net.with_frozen`` keeps them.
+        Trained numbers, with their starting values. ``net.with_frozen`` makes them constants.
     networks : mapping of str to tuple, optional
-        Further networks by name, each as (network, inputs) or (network, inputs, outputs): a layer or chain, the names of the
-        features that it takes, some of `inputs`, and the names of what it gives, by default its own name for one number.
+        Further networks by name, each as (network, inputs) or (network, inputs, outputs): a layer or chain, the names of its
+        features among `inputs`, and the names of its outputs. By default there is one output with the name of the network.
     bounds : mapping of str to pair of float or None, optional
-        Where parameters stay: ``{"birth": (0, None), "death": (0.1, 2)}`` for a positive number and an interval. The flat
-        vector holds numbers without bounds for them; ``net.values(p)`` gives their values.
+        The ranges of parameters: ``{"birth": (0, None), "death": (0.1, 2)}`` for a positive number and an interval. The flat
+        vector stores numbers without bounds; ``net.values(p)`` gives the values.
 
     Raises
     ------
     TypeError, ValueError
-        For names that are unknown, no words, or taken twice, for networks whose input or output does not fit the names, and for
-        starting values that are not within their bounds.
+        For names that are unknown, not words, or used twice, for networks whose input or output does not fit the names, and for
+        starting values outside their bounds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Equations(Layer):
 
     @property
     def _learned(self) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
-        """The networks, with the names of what each takes and gives."""
+        """The networks, with the names of their inputs and outputs."""
         return {**({} if self.network is None else {"network": (self.network, self.inputs, self.outputs)}), **self.networks}
 
     def fixed_input(self) -> SampleShape:
@@ -144,7 +144,7 @@ class Equations(Layer):
                 ops.map(total, lambda known, learned: known + learned, total, learned)
 
     def _parts(self, x: View, s: Any) -> Iterator[tuple[str, Any, View]]:
-        """The networks with their inputs, which are `x` itself where a network takes all features."""
+        """The networks with their inputs. For a network of all features, that is `x` itself."""
         for (name, (_, features, _)), child in zip(self._learned.items(), s.children, strict=True):
             yield name, child, x if features == self.inputs else getattr(s, f"{name}.x")
 
@@ -193,7 +193,7 @@ def _scaled(factor: Expr, cotangent: Any) -> Any:
 
 
 def _traced(function: Any, names: tuple[str, ...]) -> Formula:
-    """The formula as one of all these names, in this order."""
+    """The formula as a function of all these names, in this order."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -234,7 +234,7 @@ def _bounds(bounds: Any, parameters: Mapping[str, float]) -> dict[str, tuple[flo
 
 
 def _networks(networks: Any, inputs: Sequence[str]) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:
-    """The checked networks: each with the names of what it takes and gives."""
+    """The checked networks, each with the names of its inputs and outputs."""
     example = '{"growth": (Chain(Dense(1, 5, tanh), Dense(5, 1)), ("hare",))}'
     if networks is not None and not isinstance(networks, Mapping):
         raise TypeError(f"`networks` (={shown(networks)}) must be networks with their inputs by name, such as {example}")

@@ -1,4 +1,4 @@
-"""Layers of sines and cosines: random Fourier features, and inputs that are periodic."""
+"""Layers of sines and cosines: random Fourier features and periodic inputs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Periodic(Layer):
         For each input its period, or None for an input that is copied: ``Periodic((None, 2.0))`` of coordinates (t, x). A
         number is the period of a single input.
     harmonics : int
-        How many sines, and cosines, a periodic input becomes.
+        How many sines, and how many cosines, replace a periodic input.
 
     Raises
     ------
@@ -139,11 +139,11 @@ class Periodic(Layer):
                 ops.sum(target, s.slope)
 
     def angular_frequencies(self, period: float) -> np.ndarray:
-        """Of the sines that an input of this period becomes."""
+        """The angular frequencies of the sines of an input with this period."""
         return TURN * np.arange(1.0, self.harmonics + 1.0) / period
 
     def _parts(self, ops: Recorder, x: View, y: View) -> Iterator[tuple[View, View, View | None]]:
-        """Each input, its part of the output, and its angular frequencies, (harmonics,); None where it is copied."""
+        """Each input, its part of the output, and its angular frequencies, (harmonics,), or None for a copied input."""
         start = 0
         for k, period in enumerate(self.periods):
             frequencies = None

@@ -1,7 +1,7 @@
-"""What layers of images have in common: their settings, and the shapes they take.
+"""The settings and shapes that all layers of images share.
 
-Images are channels first, (channels, height, width); a signal, (channels, length), is an image of height one. A
-setting that belongs to each axis is a number, the same for all of them, or a tuple with an entry for each.
+Images are channels first, (channels, height, width). A signal, (channels, length), is an image of height one. A setting of each
+axis is one number for all of them, or a tuple with an entry for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _of_window(name: str) -> Any:
 
 
 class Sliding(Layer):
-    """A layer with a `window` that slides over the last `ndim` axes; its settings as the constructor takes them."""
+    """A layer with a `window` that slides over the last `ndim` axes. Its settings are those of the constructor."""
 
     ndim: int
     window: Window
@@ -33,7 +33,7 @@ class Sliding(Layer):
 
 
 def per_axis(name: str, value: Any, ndim: int, least: int = 1) -> tuple[int, ...]:
-    """A setting as `ndim` whole numbers, each at least `least`. Raises ValueError, naming it, where it is none."""
+    """A setting as `ndim` whole numbers, each at least `least`. Raises ValueError, naming it, for any other setting."""
     entries = value if isinstance(value, tuple) else (value,) * ndim
     numbers = tuple(count for entry in entries if (count := whole(entry, least)) is not None)
     if len(entries) != ndim or len(numbers) != ndim:
@@ -61,8 +61,8 @@ def sides(value: Any, ndim: int) -> tuple[Pair, ...]:
 def window_of(kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Window:
     """The window that a layer's settings describe; that of a signal has height one.
 
-    `padding` may also be "valid" (none) or "same" (the output is as long as the input; where the two sides cannot be
-    equal the end gets one more, as in PyTorch). Raises ValueError, naming the setting.
+    `padding` may also be "valid" (none) or "same" (the output is as long as the input; if both sides cannot be equal, the end
+    gets one more, as in PyTorch). Raises ValueError, naming the setting.
     """
     ndim = axes_of(kernel)
     size, steps = per_axis("kernel", kernel, ndim), per_axis("stride", stride, ndim)
@@ -131,7 +131,7 @@ def as_image(view: View) -> View:
 
 
 def setting(values: tuple[int, ...]) -> str:
-    """Numbers for each axis, for people: one number where all are equal."""
+    """The text of numbers for each axis: one number if all are equal."""
     return str(values[0]) if len(set(values)) == 1 and len(values) == 2 else str(values)
 
 

@@ -31,7 +31,9 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Bounded:
-    """A parameter with bounds: its value, the derivative of that by what is stored, and the gradients with respect to both."""
+    """A parameter with bounds: its value, the derivative of the value by the stored number, and the gradients with respect to
+    both.
+    """
 
     value: View
     slope: View
@@ -73,7 +75,7 @@ class Node:
         for name, entry in declaration.slices.items():
             if entry.name in vectors.bounded:
                 values[name], gradients[name] = vectors.bounded[entry.name].value, vectors.bounded[entry.name].d_value
-            if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, and so is never computed
+            if entry.name in vectors.frozen:  # the gradient goes to scratch that is never read, so it is never computed
                 gradients[name] = ops.scratch(f"{entry.name}.frozen", entry.shape, batched=False)
         self.p = self._names("p", "parameters", values)
         self.g = self._names("g", "parameters", gradients)
@@ -114,7 +116,7 @@ class Node:
             self._check_kept("pullback", ops.operations[begun:], {"x": x, "y": y})
 
     def _check_kind(self, x: View) -> None:
-        """Raise TypeError unless `x` holds ids where the layer takes them, and real numbers where it does not."""
+        """Raise TypeError unless `x` holds ids for a layer that takes ids, and real numbers for any other."""
         takes_ids = self.declaration.id_count is not None
         if takes_ids != (x.dtype.kind == "i"):
             wanted, given = ("ids", "real numbers") if takes_ids else ("real numbers", "ids")
@@ -144,8 +146,8 @@ class Node:
 class Root(Node):
     """A whole network in a program being recorded.
 
-    The value of a parameter with bounds is computed once, before the layers, which see it instead of what is stored. After
-    their pullbacks the gradient with respect to the value becomes that with respect to what is stored.
+    The value of a parameter with bounds is computed once, before the layers; they see the value instead of the stored number.
+    After their pullbacks, the gradient with respect to the value is changed to that with respect to the stored number.
     """
 
     def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
@@ -178,7 +180,7 @@ def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[st
 
 
 def check_kept(function: str, recorded: Sequence[Operation], views: Mapping[str, View], remedy: str) -> None:
-    """Raise ValueError, naming the function that recorded them, where some operation writes to one of the views."""
+    """Raise ValueError, naming the function that recorded them, if some operation writes to one of the views."""
     written = [out for operation in recorded for out in operation.writes]
     for name, view in views.items():
         if any(overlap(out, view) for out in written):

@@ -47,7 +47,7 @@ class Normalization(Layer):
 
     @abstractmethod
     def grid(self, input: SampleShape) -> Grid:
-        """How samples of this shape are seen. Raises ValueError where they do not fit."""
+        """The grid of samples of this shape. Raises ValueError if they do not fit."""
 
     @abstractmethod
     def parameter_shape(self, input: SampleShape) -> SampleShape:
@@ -109,7 +109,7 @@ class LayerNorm(Normalization):
     Parameters
     ----------
     shape : int or tuple of int, optional
-        The lengths of those axes, and the shape of weight and bias; by default of the last axis.
+        The lengths of these axes, and the shape of weight and bias; by default that of the last axis.
     eps : float
         Added to the variance; positive.
     affine : bool
@@ -197,13 +197,13 @@ class RMSNorm(LayerNorm):
 class GroupNorm(Normalization):
     """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with mean and biased variance over groups of channels.
 
-    A group spans all positions of its channels. With a group for each channel it is instance normalisation. As in PyTorch.
+    A group includes all positions of its channels. With one group for each channel it is instance normalisation. As in PyTorch.
     Source: Wu and He 2018.
 
     Parameters
     ----------
     groups : int
-        How many parts of equal size; a divisor of the channels.
+        The number of groups of equal size; a divisor of the channels.
     channels : int
         The first length of samples (channels,) or (channels, length, ...), and the length of weight and bias.
     eps, affine
@@ -241,9 +241,9 @@ def sum_over_samples(ops: Recorder, out: View, a: View) -> None:
 
 
 def inverse_root(variance: Any) -> Any:
-    """1 / sqrt(variance), but NaN for an infinite one: where squares overflow, every backend says so.
+    """1 / sqrt(variance), but NaN for an infinite variance: squares that overflow give NaN on every backend.
 
-    With 0 instead, the result would be 0 or NaN by the order in which the backend adds up the mean.
+    With 0 instead, the order in which a backend sums the mean would decide between 0 and NaN.
     """
     return sqrt(variance) / variance
 
@@ -259,10 +259,11 @@ def channels_first(channels: int, input: SampleShape) -> int:
 class BatchNorm(Layer):
     """``y = (x - mean) / sqrt(variance + eps) * weight + bias``, with a mean and a variance for each channel. As in PyTorch.
 
-    While training, mean and biased variance are those of the batch, over samples and positions, and the gradient goes through
-    them. At evaluation they are ``running_mean`` and ``running_var``, two slices of the network's state. Training updates
-    these, of frozen layers too: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance. Where the
-    batch is divided among processes (`comm`), they are those of the whole batch. Source: Ioffe and Szegedy 2015.
+    While training, mean and biased variance are those of the batch, over samples and positions, and the gradient takes this
+    into account. At evaluation they are ``running_mean`` and ``running_var``, two slices of the network's state. Training
+    updates these, even of frozen layers: ``running = (1 - momentum) * running + momentum * new``, with the unbiased variance.
+    If the batch is divided among processes (`comm`), the statistics are those of the whole batch. Source: Ioffe and Szegedy
+    2015.
 
     Parameters
     ----------
@@ -354,7 +355,7 @@ class BatchNorm(Layer):
         ops.map(dx, lambda dy, slope: dy * slope, dy, slope)
 
     def _through_statistics(self, ops: Recorder, x: View, dy: View, total: View, total_product: View, s: Any) -> None:
-        """Record what dy loses because mean and variance depend on x too."""
+        """Record the part of dy that comes from the dependence of mean and variance on x."""
         share = 1.0 / int(x.shape[-1])  # type: ignore[arg-type]
         shift, factor = (ops.scratch(name, s.mean.sample_shape, batched=False) for name in ("shift", "factor"))
         inverse = ops.inverse_batch

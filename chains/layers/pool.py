@@ -55,7 +55,7 @@ class _Pooling(Sliding):
 
 
 class MaxPool(_Pooling):
-    """The largest entry of each window. Of equal ones the first, row by row, takes the gradient, as in PyTorch.
+    """The largest entry of each window. Of several equal ones, the first, row by row, gets the gradient, as in PyTorch.
 
     Images (channels, height, width) or signals (channels, length) keep their channels.
 
@@ -66,7 +66,7 @@ class MaxPool(_Pooling):
     stride : int or tuple of int, optional
         Steps of the window; by default its size.
     padding : int, tuple or str
-        As of `Conv`, at most half a kernel; it is never the largest entry.
+        As of `Conv`, at most half a kernel. Padding is never the largest entry.
 
     Raises
     ------

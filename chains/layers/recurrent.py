@@ -11,8 +11,8 @@
             ops.copy(dx, dy)
             ops.map(s.d_before.h, lambda dy: 0.5 * dy, dy)
 
-The loop is recorded once. Products of a cell's input alone, and the gradients of its weights, become one product for all
-steps (`chains.program.hoist`), so that a cell is written plainly, for one step.
+The loop is recorded once, and a cell is written for one step. Products of a cell's input alone, and the gradients of its
+weights, become one product for all steps (`chains.program.hoist`).
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ Arrays = dict[str, View]
 
 
 class Cell(Layer):
-    """A step of a recurrence: a layer that finds the arrays it carries as the step before left them.
+    """A step of a recurrence: a layer with arrays that are carried from step to step.
 
     `declare` names these arrays by ``d.carry(name, shape)``. ``d.input`` is the shape of a sample's input at one step; the
-    first of the arrays is the cell's output. `forward` reads `x` and ``s.before.<name>``; it fills `y`, which is the first of
-    ``s.after.<name>``, and the others of these. `pullback` reads ``s.d_after.<name>``, which may be overwritten, and of which
-    `dy` is the first; it fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>``. What ``d.saved`` declares is kept for each
-    step.
+    first of the arrays is the cell's output. `forward` reads `x` and ``s.before.<name>``. It fills `y`, which is the first of
+    ``s.after.<name>``, and the others. `pullback` reads ``s.d_after.<name>``, the first of which is `dy`; they may be
+    overwritten. It fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>``. Arrays of ``d.saved`` are kept for each step.
     """
 
 
 class Recurrent(Layer):
     """A cell repeated along the first axis of its samples, (steps, ...).
 
-    Where a call passes `lengths`, states stay as they are after a sample's length, and outputs of all steps are zero there, as
-    PyTorch has it for packed sequences.
+    If a call passes `lengths`, states do not change after a sample's length, and outputs of these steps are zero, as for packed
+    sequences of PyTorch.
 
     Parameters
     ----------
@@ -58,12 +57,12 @@ class Recurrent(Layer):
     return_sequences : bool
         Whether to return the outputs of all steps, (steps, ...), instead of the last one.
     bidirectional : bool
-        Whether a second cell of the same kind, with its own parameters, goes from the end to the beginning. Its output follows
+        Whether a second cell of the same kind, with separate parameters, runs from the end to the beginning. Its output follows
         that of the first along the last axis.
     initial_state : str
-        "zeros"; or "parameter" for one that is trained, from zeros on.
+        "zeros", or "parameter" for a trained state that starts as zeros.
     checkpoint_every : int, optional
-        Keep only the state of every k-th step for the pullback, which repeats the steps between: less memory, and one more
+        Keep only the state of every k-th step; the pullback repeats the steps between. This needs less memory and one more
         forward pass. By default everything is kept.
 
     Raises
@@ -149,7 +148,7 @@ class _Direction:
         self.segments = layer.segments(steps, self.backwards)
         self.shapes = node.declaration.carried_shapes
         self.first = next(iter(self.shapes))
-        self.mask = mask_of(ops, ops.lengths, steps)  # 1 where a sample has a step; None where all have all
+        self.mask = mask_of(ops, ops.lengths, steps)  # 1 if a sample has a step; None if all samples have all steps
 
     def forward(self, p: Any) -> None:
         ops, carried = self.ops, self._arrays("carried")
@@ -168,7 +167,7 @@ class _Direction:
             ops.copy(self.y, carried[self.first])
 
     def _steps(self, arrays: SegmentArrays, carried: Arrays, x: View, y: View | None) -> None:
-        """Record the steps of a segment. They fill `y`, the outputs, where it is given."""
+        """Record the steps of a segment. They fill `y`, the outputs, if it is given."""
         ops, mask = self.ops, self._mask_of(arrays.segment)
         with ops.loop(arrays.segment.steps, backwards=self.backwards) as at:
             before, after = self._before(arrays, at), self._after(arrays, at, y)
@@ -216,7 +215,7 @@ class _Direction:
     ) -> None:  # fmt: skip
         """Record the pullback of the steps of a segment, for (x, y) and (dy, dx)."""
         ops, segment, mask, (x, y), (dy, dx) = self.ops, arrays.segment, self._mask_of(arrays.segment), values, cotangents
-        d_before, passed = self._arrays("d_before"), self._arrays("passed")  # by steps that a sample has not
+        d_before, passed = self._arrays("d_before"), self._arrays("passed")  # by steps that a sample does not have
         with ops.loop(segment.steps, backwards=not self.backwards) as at:
             self._split_gradients(
                 d_after, passed, None if dy is None else at.now(dy, 1), None if mask is None else at.now(mask, 1)
@@ -234,7 +233,7 @@ class _Direction:
                     ops.map(view, lambda a, b: a + b, d_before[name], passed[name])
 
     def _split_gradients(self, d_after: Arrays, passed: Arrays, dy: View | None, mask: View | None) -> None:
-        """Record the gradients that go to a step, with that of its output, and those that skip it."""
+        """Record the gradients that enter a step, with that of its output, and those that skip it."""
         ops, out = self.ops, d_after[self.first]
         if mask is not None:
             for name, view in d_after.items():
@@ -286,14 +285,14 @@ def _chosen(m: Any, after: Any, before: Any) -> Any:
 
 
 def _divided(m: Any, d: Any) -> tuple[Any, Any]:
-    """The gradient that goes to a step that a sample has, and that which skips one that it does not have."""
+    """The gradient that enters a step that the sample has, and the gradient that skips a step that it does not have."""
     return where(m > 0.0, d, 0.0), where(m > 0.0, 0.0, d)
 
 
 def keep_each_step(declaration: Declaration, *axes: int) -> None:
-    """Have a layer's saved arrays kept for each step of a loop. Raises ValueError for one with arrays of the whole batch.
+    """Keep a layer's saved arrays for each step of a loop. Raises ValueError for a layer with arrays of the whole batch.
 
-    `axes` are the number of steps, and of evaluations in a step where there are several.
+    `axes` are the number of steps and, if a step has several evaluations, their number.
     """
     if declaration.shared_shapes or declaration.state_slices:
         raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a loop may have")

@@ -42,7 +42,7 @@ class GatedCell(Cell):
         d.param("weight", (self.inputs, width), self.weight_init)
         d.param("recurrent_weight", (self.units, width), self.recurrent_init)
         d.param("bias", (width,), self.bias_init)
-        d.temporary("a", (width,))  # what the gates are made of; in the pullback its gradient
+        d.temporary("a", (width,))  # the argument of the gates; in the pullback its gradient
 
     def _gates(self, view: View) -> list[View]:
         """The parts of an array that belong to each gate."""
@@ -56,7 +56,7 @@ class GatedCell(Cell):
 
 
 class RNNCell(GatedCell):
-    """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, whose two biases are one here.
+    """``h' = activation(x @ weight + h @ recurrent_weight + bias)``. As PyTorch's RNNCell, with one bias instead of two.
 
     Source: Elman 1990.
 
@@ -107,7 +107,7 @@ class LSTMCell(GatedCell):
     """Long short-term memory: a second state `c`, and gates i, f, g, o, in this order in the weights.
 
     ``a = x @ weight + h @ recurrent_weight + bias``; ``c' = σ(a_f) * c + σ(a_i) * tanh(a_g)``; ``h' = σ(a_o) * tanh(c')``. As
-    PyTorch's LSTMCell, whose two biases are one here. Source: Hochreiter and Schmidhuber 1997, Gers et al. 2000.
+    PyTorch's LSTMCell, with one bias instead of two. Source: Hochreiter and Schmidhuber 1997, Gers et al. 2000.
 
     Parameters
     ----------
@@ -162,15 +162,15 @@ class GRUCell(GatedCell):
     """Gated recurrent unit, with gates r, z, n, in this order in the weights: ``h' = (1 - z) * n + z * h``.
 
     With ``a = x @ weight + bias`` and ``q = h @ recurrent_weight + recurrent_bias``, ``r = σ(a_r + q_r)``, ``z = σ(a_z + q_z)``
-    and ``n = tanh(a_n + r * q_n)``, as PyTorch and cuDNN have it. Source: Cho et al. 2014.
+    and ``n = tanh(a_n + r * q_n)``, as in PyTorch and cuDNN. Source: Cho et al. 2014.
 
     Parameters
     ----------
     inputs, units : int
         The lengths of a step's input `x` and of the state `h`.
     reset_after : bool
-        Whether r is applied after the product, as above. Without, as in the paper, ``n = tanh(a_n + (r * h) @
-        recurrent_weight_n)``, and `bias` is the only one.
+        Whether r is applied after the product, as above. If not, ``n = tanh(a_n + (r * h) @ recurrent_weight_n)``, as in the
+        paper, and `bias` is the only bias.
     weight_init, recurrent_init, bias_init : initializer
         Of (inputs, 3 units), (units, 3 units) and (3 units,).
 
@@ -276,7 +276,7 @@ def _of_cell(name: str) -> Any:
 
 
 class _Named(Recurrent):
-    """A recurrence with its own name as a layer, which has the settings of its cell."""
+    """A recurrence as a layer with a name and the settings of its cell."""
 
     cell: Any
     inputs, units = _of_cell("inputs"), _of_cell("units")

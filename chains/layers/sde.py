@@ -1,4 +1,4 @@
-"""Stochastic differential equations: a layer whose output is a path, for a drift and a diffusion that are layers.
+"""Stochastic differential equations: a layer whose output is a path. Drift and diffusion are layers.
 
 Noise is drawn before the first step. Steps, checkpoints and the sums of gradients are those of an `ODE`.
 
@@ -34,16 +34,16 @@ Terms = Sequence[tuple[Coefficient, View]]
 
 
 class Stage(NamedTuple):
-    """By which coefficients drift and diffusion at a point are added to the state, and `ahead` to it for the next point."""
+    """The coefficients of drift and diffusion at a point: those for the state, and those for the next point, `ahead`."""
 
     drift: Coefficient | None
     diffusion: Coefficient
     ahead: tuple[Coefficient, Coefficient] | None = None
-    at: float = 0.0  # the part of the step after which the point is
+    at: float = 0.0  # the position of the point within the step
 
     @property
     def used(self) -> list[tuple[int, Coefficient]]:
-        """The coefficients of the drift, 0, and of the diffusion, 1, as far as there are any."""
+        """The coefficients of the drift, 0, and of the diffusion, 1, if any."""
         return [(k, each) for k, each in enumerate((self.drift, self.diffusion)) if each is not None]
 
 
@@ -71,13 +71,13 @@ METHODS = {
 
 
 class SDE(Layer):
-    """``dy = drift(y) dt + diffusion(y) dW`` from a state at the first of some times; each number of the state has its noise.
+    """Paths of ``dy = drift(y) dt + diffusion(y) dW``, with separate noise for each number of the state.
 
     A sample is the initial state, (n,), and the output (times, n), the initial state first. Each sample of a batch has a
-    separate path. The numbers of the noise follow from a seed, the number of the training step and the number of the sample
-    (`chains.program.operations.Random`): they are the same on every backend to rounding, and the pullback takes the same path.
-    `train` draws other paths at each step, and calls in the mode "train" those of their `seed`. In the mode "eval", the default
-    of ``net(x, p)``, the paths are those of the seed 0.
+    separate path. The noise follows from a seed, the number of the training step and the number of the sample
+    (`chains.program.operations.Random`). It is the same on every backend to rounding, and the pullback takes the same path.
+    `train` draws other paths at each step; calls in the mode "train" draw those of their `seed`. In the mode "eval", the
+    default of ``net(x, p)``, the paths are those of the seed 0.
 
     Parameters
     ----------
@@ -86,17 +86,17 @@ class SDE(Layer):
     times : sequence of float
         Two or more, ascending.
     method : str
-        "euler" (Euler and Maruyama: Itô's integral, strong order 1/2), "milstein" (Itô, order 1 where each number's diffusion
+        "euler" (Euler and Maruyama: Itô's integral, strong order 1/2), "milstein" (Itô; order 1 if each number's diffusion
         depends on that number alone; without derivatives of the diffusion), or "heun" (Stratonovich's integral, order 1 for
         such a diffusion).
     steps : int
-        How many equal steps there are from each of the times to the next one.
+        The number of equal steps from each of the times to the next.
     given : int
         The number of features of a sample, after the initial state, that are constants, not state.
     time : bool
         Whether drift and diffusion take the time.
     checkpoint_every : int, optional
-        As of `ODE`: keep only the state of every k-th step for the pullback, and the noise.
+        As of `ODE`: keep only the noise and the state of every k-th step for the pullback.
 
     Raises
     ------
@@ -239,7 +239,7 @@ class _Path(Solution):
             self._add(state, at, step, state, added)
 
     def _scratch(self, i: int) -> list[View]:
-        """The input of drift and diffusion at a point, and what they give, where they are not kept."""
+        """The input of drift and diffusion at a point, and their outputs, if they are not kept."""
         lengths = {"seen": self.inputs.width, "drift": self.n, "diffusion": self.n}
         return [self.ops.scratch(f"{name} {i}", (length,)) for name, length in lengths.items()]
 

@@ -1,9 +1,9 @@
 """Checkpoints: a loop along a time axis in segments. The state at the beginning of each is kept.
 
 The pullback of a loop needs the arrays that its steps have saved. With checkpoints, the forward pass runs through segments of
-`every` steps, and keeps the state at the beginning of each; of the last segment it keeps all that the steps save. The pullback
-takes the segments from the last to the first, repeats the steps of each from its checkpoint, and then runs them backwards.
-Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
+`every` steps. It keeps the state at the beginning of each segment, and all saved arrays of the last segment. The pullback takes
+the segments from the last to the first, repeats the steps of each from its checkpoint, and then runs them backwards. Source:
+Chen et al., "Training deep nets with sublinear memory cost", 2016.
 
     segments = Segments(steps, every)
     for segment in segments.forward(ops):
@@ -30,9 +30,10 @@ from chains.program.view import View
 
 @dataclass(frozen=True)
 class Segments:
-    """A time axis of `steps` cut into segments of `every` steps, the last of which may be shorter; without `every` into one.
+    """A time axis of `steps`, cut into segments of `every` steps; the last may be shorter. Without `every` there is one
+    segment.
 
-    `backwards` is whether the steps go from the end of the axis to its start, as those of the second direction of a recurrence.
+    With `backwards` the steps run from the end of the axis to its start, as in the second direction of a recurrence.
     """
 
     steps: int
@@ -68,7 +69,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive steps, for one loop: those of the segment `at` the step of a loop over segments, or the last ones."""
+    """Consecutive steps, for one loop: those of the segment `at` a step of a loop over segments, or of the last segment."""
 
     whole: Segments
     steps: int
@@ -93,9 +94,9 @@ class Segment:
 
 
 class SegmentArrays:
-    """The arrays of one pass through the segments: those that steps save, read and write, each in one piece of memory.
+    """The arrays that steps save, read and write in one pass through the segments, each in one piece of memory.
 
-    A product of all steps of a segment needs their rows side by side.
+    A product over all steps of a segment needs their rows next to each other.
     """
 
     def __init__(self, ops: Recorder, segment: Segment) -> None:
@@ -103,7 +104,7 @@ class SegmentArrays:
         self._own: dict[View, View] = {}
 
     def saved(self, view: View) -> View:
-        """The array for what the steps save in `view`, which has an entry for each step of the last segment."""
+        """The array for the values that steps save in `view`, which has an entry for each step of the last segment."""
         if self.segment.last:
             return view
         if view not in self._own:
@@ -125,12 +126,14 @@ class SegmentArrays:
         return part if part == x else self.ops.scratch(f"{x} of a segment", part.sample_shape)
 
     def written(self, x: View, entries: View) -> None:
-        """Record the copy of what `write` gave."""
+        """Record the copy of the array that `write` gave."""
         self.ops.copy(self.segment.part(x), entries)
 
 
 class StepSums:
-    """Gradients of parameters, summed over all steps. Each step has its own, whose sum becomes one product of all steps."""
+    """Gradients of parameters, summed over all steps. The gradients of the steps are separate arrays; their sum becomes one
+    product.
+    """
 
     def __init__(self, ops: Recorder, segments: Segments) -> None:
         self.ops, self.segments = ops, segments

@@ -23,7 +23,7 @@ class Reshape(Layer):
     Parameters
     ----------
     *shape : int
-        The lengths. One may be -1, for what the others leave.
+        The lengths. One may be -1: it follows from the others.
 
     Raises
     ------
@@ -71,13 +71,13 @@ class Select(Layer):
     Parameters
     ----------
     indices : iterable of int
-        The positions, at least one. As in NumPy, negative ones count from the end, and a position may be there twice: its
-        gradient is the sum.
+        The positions, at least one. As in NumPy, negative ones count from the end. A position may occur twice: its gradient is
+        the sum.
 
     Raises
     ------
     TypeError, ValueError
-        For indices that are not whole numbers, for none, and for an input that does not have them.
+        For indices that are not whole numbers, for an empty list, and for an input that does not have them.
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
@@ -105,7 +105,7 @@ class Select(Layer):
             ops.map(run, lambda run, part: run + part, run, part)
 
     def _runs(self, x: View, y: View) -> Iterator[tuple[View, View]]:
-        """The parts of `y` that are in one piece in `x`, each with that piece."""
+        """The parts of `y` that are contiguous in `x`, each with its part of `x`."""
         places = [index % x.sample_shape[-1] for index in self.indices]
         start = 0
         for stop in range(1, len(places) + 1):
@@ -162,14 +162,14 @@ class Append(Layer):
 
 
 class Upsample(Layer):
-    """Each entry repeated along every axis but the channels, as by PyTorch's `Upsample` with mode "nearest".
+    """Each entry is repeated along every axis but the channels, as by PyTorch's `Upsample` with mode "nearest".
 
     Samples (channels, length, ...) become (channels, factor * length, ...).
 
     Parameters
     ----------
     factor : int or tuple of int
-        How often: one number, or one for each axis.
+        The number of repetitions: one number, or one for each axis.
 
     Raises
     ------
@@ -188,7 +188,7 @@ class Upsample(Layer):
         return _for_each_axis("factor", self.factor, shape)
 
     def _split(self, small: View, large: View) -> tuple[View, View]:
-        """Both arrays with two axes for each, of its length in the small one and of its factor."""
+        """Both arrays with two axes for each axis: its length in the small array, and its factor."""
         channels, *lengths = small.sample_shape
         one, many = [], []
         for length, factor in zip(lengths, self._factors(small.sample_shape), strict=True):

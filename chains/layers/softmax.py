@@ -22,7 +22,7 @@ def log_sum_exp(ops: Recorder, x: View) -> View:
 
 
 class Softmax(Layer):
-    """``y = exp(x) / sum(exp(x))``, over the last axis. Classifiers are trained without: `CrossEntropyLoss` takes logits."""
+    """``y = exp(x) / sum(exp(x))``, over the last axis. Train classifiers without it: `CrossEntropyLoss` takes logits."""
 
     def declare(self, d: Declaration) -> None:
         if not d.input:

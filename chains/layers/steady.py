@@ -1,7 +1,7 @@
 """Steady states as a layer: the zero of a right-hand side, with the pullback of the implicit function theorem.
 
 With ``f(y, x) = 0`` and the Jacobian matrix J of f by y, the cotangent c of y becomes ``w = -inverse(transpose(J)) c``, and w
-is passed to the pullback of the right-hand side. It needs the values at the solution, and nothing of the iterations.
+is passed to the pullback of the right-hand side. The pullback needs the values at the solution, not those of the iterations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from chains.support.checks import check_count, check_flags, check_number, check_
 from chains.support.messages import shown
 
 HISTORY = 5  # differences that Anderson's method combines
-SUFFICIENT = 2e-4  # the share of the square of f by which a whole step must lessen it: Armijo's condition
-SHORTEST = 1e-9  # share of a step, below which there is no point in looking further
+SUFFICIENT = 2e-4  # the share of its square by which a whole step must reduce f: Armijo's condition
+SHORTEST = 1e-9  # the smallest share of a step that is tried
 
 
 class SteadyState(Layer):
@@ -43,20 +43,19 @@ class SteadyState(Layer):
     size : int
         The length of the state, at most 32.
     method : str
-        "newton": Newton's method with a line search on the square of rhs, whose steps are halved until it is smaller.
-        "anderson": Anderson acceleration of ``y = y + rhs(y, x)``, or of ``y = rhs(y, x)``, with 5 differences.
+        "newton": Newton's method with a line search, which halves a step until the square of rhs is smaller. "anderson":
+        Anderson acceleration of ``y = y + rhs(y, x)``, or of ``y = rhs(y, x)``, with 5 differences.
     fixed_point : bool
         Whether the equation is ``y = rhs(y, x)``, as in a deep equilibrium model.
     guess : float, sequence of float, or "input"
-        Where iterations begin: a number, one for each of the state, or the first `size` features of a sample, before x. The
-        solution does not depend on it as long as it is the same one, so that its gradient is 0, and a guess is not trained.
+        The start of the iterations: a number, one for each number of the state, or "input" for the first `size` features of a
+        sample, before x. Small changes of the guess do not change the solution, so its gradient is 0.
     rtol, atol : float, optional
-        Iterations end where a step, as a mean square over the state, is at most ``atol + rtol * abs(y)``. By default both
-        are two thirds of all digits: 4e-11 in float64, 2e-5 in float32. With "newton" the error is about the step's square.
+        Iterations end when a step, as a mean square over the state, is at most ``atol + rtol * abs(y)``. By default both are
+        4e-11 in float64 and 2e-5 in float32. With "newton" the error is about the square of the last step.
     max_steps : int
-        How many evaluations of `rhs` there are at most. Where these do not lead to a solution, ``net(x, p)``,
-        ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError; other calls give NaN for that sample's output, and
-        for gradients.
+        The largest number of evaluations of `rhs`. If they do not reach a solution, ``net(x, p)``, ``net.bound(p)(x)`` and
+        `value_and_grad` raise FloatingPointError; other calls give NaN for the sample's output and for gradients.
 
     Raises
     ------
@@ -65,9 +64,8 @@ class SteadyState(Layer):
         batch.
 
     Notes
-    -----
-    Gradients, those of samples, and Jacobians are exact. Second derivatives and series (`hvp`, `derivatives`, `laplacian`,
-    `gauss_newton`, residuals) raise NotImplementedError.
+    ----- Gradients, also those of samples, and Jacobians are exact. Second derivatives and series (`hvp`, `derivatives`,
+    `laplacian`, `gauss_newton`, residuals) raise NotImplementedError.
 
     Source: Nocedal and Wright, "Numerical optimization", 2006, 11.2; Walker and Ni, "Anderson acceleration for fixed-point
     iterations", 2011; Bai, Kolter and Koltun, "Deep equilibrium models", 2019.
@@ -153,7 +151,7 @@ class SteadyState(Layer):
         record_solution(ops, w.expand(-1), s.jacobian.swap(1, 2), dy.expand(-1))
         ops.map(w, lambda w, y: where(y == y, -w, nan), w, y)
         node.pullback(ops, s.seen, s.value, w, d_seen)
-        failed = y.slice(-1, 0, 1)  # NaN where no state was found, with all others
+        failed = y.slice(-1, 0, 1)  # NaN if no state was found; the others follow
         if own:
             ops.map(dx.slice(-1, 0, n), lambda y: where(y == y, 0.0, nan), y)
         if own < dx.sample_shape[0]:
@@ -174,7 +172,7 @@ class SteadyState(Layer):
                 ops.copy(column, slope)
 
     def _residual(self, ops: Recorder, state: View, value: View) -> View:
-        """Record what the equation is short of 0."""
+        """Record the residual of the equation."""
         if not self.fixed_point:
             return value
         residual = ops.scratch("residual", state.sample_shape)
@@ -196,10 +194,10 @@ class SteadyState(Layer):
         return excess
 
     def _newton(self, ops: Recorder, node: Node, state: View, s: Any) -> tuple[View, View]:
-        """Record Newton's method; returns what is above 0 where it did not converge, and the last step, which is tiny.
+        """Record Newton's method; returns a number that is above 0 if it did not converge, and the last step, which is tiny.
 
-        Each iteration looks at the end of a step: from there the next one begins, or half of this one is tried. At the
-        solution the steps have length 0, so that what is computed stays what is computed there.
+        Each iteration evaluates the end of a step. Then the next step begins there, or half of this step is tried. At the
+        solution the steps have length 0, so further iterations change nothing.
         """
         n = self.size
         base, step, full, squares = (ops.scratch(name, (n,)) for name in ("begin of step", "step", "whole step", "squares"))
@@ -225,7 +223,7 @@ class SteadyState(Layer):
         return length, step
 
     def _anderson(self, ops: Recorder, node: Node, state: View, s: Any) -> tuple[View, View]:
-        """Record Anderson acceleration; returns the same as `_newton`, of which the last step is Newton's."""
+        """Record Anderson acceleration; returns the same as `_newton`. The last step is Newton's."""
         n, m = self.size, HISTORY
         moved, changed = ops.scratch("differences of states", (m, n)), ops.scratch("differences of residuals", (m, n))
         before, earlier, new = (ops.scratch(name, (n,)) for name in ("state before", "residual before", "next state"))
@@ -269,7 +267,7 @@ class SteadyState(Layer):
 
 
 def _taken(accepted: Any, state: Any, full: Any, base: Any, step: Any) -> tuple[Any, Any]:
-    """Where a step begins, and the whole step."""
+    """The start of a step, and the whole step."""
     return where(accepted > 0.5, state, base), where(accepted > 0.5, full, step)
 
 

@@ -1,4 +1,4 @@
-"""Recurrent networks one step at a time: the same parameters, the input of a step, and what is carried passed in and out."""
+"""Recurrent networks one step at a time, with the same parameters. The carried arrays are an input and an output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chains.program.view import View
 
 
 class Carried(NamedTuple):
-    """An array that a cell carries, as a part of what a whole network carries for each sample."""
+    """An array that a cell carries: a part of all that the network carries for each sample."""
 
     cell: int
     start: int
@@ -49,7 +49,7 @@ class _OneStep(Layer):
 
 
 def stepwise(layer: Layer) -> Layer:
-    """A layer as it is at one step. Raises ValueError for one that needs to know more of the sequence."""
+    """A layer at one step. Raises ValueError for a layer that needs more of the sequence."""
     if isinstance(layer, Series):
         return Series(*map(stepwise, layer.layers))
     if isinstance(layer, Recurrent):
@@ -60,7 +60,7 @@ def stepwise(layer: Layer) -> Layer:
 
 
 def carried_by(declaration: Declaration) -> list[Carried]:
-    """What the cells of a stepwise network carry, in order."""
+    """The arrays that the cells of a stepwise network carry, in order."""
     found: list[Carried] = []
     for cell, (layer, shapes) in enumerate(_cells(declaration)):
         for name, shape in shapes.items():
@@ -71,7 +71,7 @@ def carried_by(declaration: Declaration) -> list[Carried]:
 
 
 def _cells(declaration: Declaration) -> Iterator[tuple[Declaration, dict[str, SampleShape]]]:
-    """The stepwise layers, each with the shapes of what its cell carries."""
+    """The stepwise layers, each with the shapes of the arrays that its cell carries."""
     if isinstance(declaration.layer, _OneStep):
         yield declaration, declaration.children[0].carried_shapes
         return

@@ -2,9 +2,9 @@
 
 The cotangent a of the state follows ``da/dt = -transpose(J) a``, with the Jacobian matrix J of the right-hand side k, and the
 gradient of its parameters p is the integral of ``transpose(dk/dp) a``. They are solved by the same method, in the same steps,
-back from the state at each of the times to the time before. So no step has to be kept. The result approximates the
-gradient of the exact solution, to the order of the method. It is not the exact gradient of the computed numbers. Source: Chen
-et al., "Neural ordinary differential equations", 2018; diffrax calls it BacksolveAdjoint, torchdiffeq odeint_adjoint.
+from the state at each of the times back to the time before. So no step has to be kept. The result approximates the gradient of
+the exact solution, to the order of the method. It is not the exact gradient of the computed numbers. Source: Chen et al.,
+"Neural ordinary differential equations", 2018; diffrax calls it BacksolveAdjoint, torchdiffeq odeint_adjoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Adjoint(Solution):
         self, at: Around, sums: GradientSums, state: View, d_state: View, d_given: View,
         outputs: tuple[View, View] | None = None,
     ) -> None:  # fmt: skip
-        """Record the steps of a segment, back in time: of the state, its cotangent, and that of the given features."""
+        """Record the steps of a segment back in time: state, cotangent of the state, and cotangent of the given features."""
         ops, tableau, n, s, known = self.ops, self.tableau, self.n, self.s, self.n + self.inputs.given
         ((rows, weights),), stages = tableau.halves, range(tableau.stages)
         d_seen = [ops.scratch(f"d_x{i}", (self.inputs.width,)) for i in stages]  # times the length of the step

@@ -1,9 +1,9 @@
 """Events: a trajectory ends where a function of state and time crosses zero.
 
-The states before all steps are searched for the first step over which the sign of the function changes. The length of this
-step becomes the root of the function at its end, by the Illinois method, and all later steps have the length 0. So the pullback
-is that of the steps, after the gradient by the length of the last one: by the implicit function theorem the root h of
-``event(step(y, h), t + h) = 0`` changes by ``-d event / (d event / dh)``.
+The search finds the first step over which the sign of the function changes. The Illinois method shortens this step to the root
+of the function, and all later steps get the length 0. So the pullback is that of the steps, with the gradient by the length of
+the last one. By the implicit function theorem the root h of ``event(step(y, h), t + h) = 0`` changes by
+``-d event / (d event / dh)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chains.program.view import View
 
 DIRECTIONS = ("both", "up", "down")
 ITERATIONS = 40  # of the Illinois method, at most; a simple root takes about eight
-BESIDE = 1e-4  # of the length of the step: where the slope for the last iterations, which are Newton's, is measured
+BESIDE = 1e-4  # share of the step over which the slope for Newton's last iterations is measured
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Event:
     Parameters
     ----------
     ops, tableau, rhs, node, inputs
-        The recorder, the method, the right-hand side, the event's function, and what both of them see.
+        The recorder, the method, the right-hand side, the event's function, and the inputs of both.
     direction : str
-        One of `DIRECTIONS`: of the change of sign.
+        The direction of the change of sign, one of `DIRECTIONS`.
     found : View, shape (batch, n + 4)
-        What is kept of an event: the state and the time before the last step, its length, 1 where there is an event, and the
-        time of the event, or the last time.
+        The numbers kept of an event: the state and the time before the last step, its length, 1 if there is an event, and the
+        time of the event or the last time.
     """
 
     ops: Recorder
@@ -68,7 +68,7 @@ class Event:
 
     @property
     def happens(self) -> View:
-        """1 where there is an event."""
+        """1 for samples with an event."""
         return self._number(2)
 
     def forward(self, states: View, begins: View, lengths: View, last: View, y: View) -> View:
@@ -114,7 +114,7 @@ class Event:
         return record
 
     def _find_root(self, function: Callable[..., None], least: View, most: View, y: View) -> None:
-        """Record the length of the last step, at first the whole one, and the state after it where there is an event."""
+        """Record the length of the last step, at first the whole one, and the state after it if there is an event."""
         ops, tried = self.ops, self.ops.scratch("length tried", (1,))
         t, h, happens = (self._number(k) for k in range(3))
         low, high, value, active = (ops.scratch(name, (1,)) for name in ("low", "high", "event tried", "searching"))
@@ -170,9 +170,10 @@ class Event:
         return record
 
     def pullback(self, y: View, d_y: View, d_end: View) -> View:
-        """Record the gradients of the event's parameters, and what `d_y` is with the time of the event, which has `d_end`.
+        """Record the gradients of the event's parameters, and add to `d_y` the part of the time of the event, whose cotangent
+        is `d_end`.
 
-        Returns the gradient by what the event sees.
+        Returns the gradient by the event's input.
         """
         ops, n, width = self.ops, self.n, self.inputs.width
         seen, value, one = ops.scratch("seen by the event", (width,)), ops.scratch("event", (1,)), ops.scratch("one", (1,))
@@ -249,7 +250,7 @@ def _secant(low: Any, high: Any, least: Any, most: Any) -> Any:
 def _closer(
     tolerated: float, low: Any, high: Any, least: Any, most: Any, h: Any, active: Any, tried: Any, value: Any, whole: Any
 ) -> tuple[Any, ...]:
-    """The next bracket, `high` its latest end, the length, and whether the search continues. An end that stays counts half."""
+    """The next bracket with its latest end `high`, the length, and whether to continue. An end that stays counts half."""
     on = active > 0.0
     crosses = ((value < 0.0) & (most > 0.0)) | ((value > 0.0) & (most < 0.0))
     found = (value == 0.0) | (abs(tried - h) <= tolerated * whole)

@@ -1,8 +1,9 @@
-"""The steps of a solution: how many there are, how long each is and when it begins, and the segments that they are cut into.
+"""The steps of a solution: their number, lengths and times, and the segments that they are cut into.
 
-With checkpoints, memory is that of the steps of one segment. Segments of equal steps end at the times, or between two times all
-are equal, so that outputs are states at ends of segments, or at the same places within each segment. Where the numbers do not
-divide, spare steps of length 0 come first: they evaluate the right-hand side where the next step does.
+With checkpoints, memory is needed for the steps of one segment. Segments of equal steps end at the times, or all segments
+between two times are equal. So outputs are states at ends of segments, or at the same places within each segment. If the
+numbers do not divide evenly, spare steps of length 0 come first: they evaluate the right-hand side at the beginning of the next
+step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
-SEGMENT = 8  # attempts of step control in a segment, by default: all of a segment are done, or left out
+SEGMENT = 8  # attempts of step control in a segment, by default; a segment is done or left out as a whole
 
 
 Around = tuple[Steps, ...]  # loops over segments, the outermost first
 
 
 class Cut(NamedTuple):
-    """This many segments of `length` steps. `spare` counts the steps of length 0, or intervals where a segment has several."""
+    """The number of segments of `length` steps. `spare` counts the steps of length 0, or the intervals if a segment has
+    several.
+    """
 
     segments: int
     length: int
@@ -39,17 +42,17 @@ class Grid:
     Parameters
     ----------
     times : tuple of float, or int
-        The times, or the number of times that each sample brings.
+        The times, or the number of times in each sample.
     steps : int
-        Equal steps from each time to the next one.
+        The number of equal steps from each time to the next.
     attempts : int, optional
-        With step control, instead of equal steps: how many are tried.
+        The number of attempts, for step control instead of equal steps.
     every : int, optional
-        How many steps there are at most from one checkpoint to the next.
+        The largest number of steps from one checkpoint to the next.
     apart : bool
-        Whether no segment of equal steps goes beyond the next time.
+        Whether segments of equal steps end at the next time.
     ends : bool
-        Whether each sample ends at its own time, after which its steps have the length 0.
+        Whether each sample ends at a time of its own; later steps have the length 0.
     """
 
     times: tuple[float, ...] | int
@@ -98,7 +101,7 @@ class Grid:
 
     @property
     def own(self) -> bool:
-        """Whether each sample brings its times."""
+        """Whether the times are part of each sample."""
         return isinstance(self.times, int)
 
     @property
@@ -107,7 +110,7 @@ class Grid:
         return self.attempts is not None or self.own or self.ends
 
     def equal(self) -> tuple[np.ndarray, np.ndarray]:
-        """When the steps that all samples share begin, and how long they are, (total,)."""
+        """The begins and lengths of the steps that all samples share, (total,)."""
         assert isinstance(self.times, tuple)
         times, (_, _, spare), spare_times = np.array(self.times), self.cut, 0
         begins = np.linspace(times[:-1], times[1:], self.steps, endpoint=False, axis=1)
@@ -130,7 +133,7 @@ class Grid:
         return view.slice(1, spare * self.steps, self.total).split(1, self.intervals)
 
     def until(self, ops: Recorder, mask: View) -> View:
-        """Record how long the equal steps that all share are for each sample, (batch, total, 1): 0 after its last time.
+        """Record the lengths of equal steps for each sample, (batch, total, 1): 0 after its last time.
 
         `mask`, (batch, times, 1), is 1 at the times that a sample has.
         """
@@ -145,7 +148,7 @@ class Grid:
         return lengths
 
     def fill(self, ops: Recorder, times: View, begins: View, lengths: View) -> None:
-        """Record when the equal steps between the samples' own times, (batch, times), begin, and how long they are."""
+        """Record the begins and lengths of equal steps between the times of each sample, (batch, times)."""
         (_, _, spare), steps, intervals = self.cut, self.steps, self.intervals
         if spare and not self.within:
             ops.fill(lengths.slice(1, 0, spare * steps), 0.0)
@@ -172,7 +175,7 @@ def _cut(steps: int, most: int) -> Cut:
 
 
 def part(view: View, around: Around, axis: int = 1) -> View:
-    """The entries of an axis for the current steps of the loops around, the outermost first, which have as many each."""
+    """The entries of an axis for the current steps of the enclosing loops, the outermost first."""
     for at in around:
         view = at.part(view, axis, int(view.shape[axis]) // at.steps)  # type: ignore[arg-type]
     return view

@@ -1,16 +1,16 @@
-"""Implicit Runge-Kutta steps: their stages, by Newton's method, with a pullback; and what is recorded of all steps.
+"""Implicit Runge-Kutta steps: their stages by Newton's method, the pullback of a stage, and the solution of all steps.
 
 Stage i is the solution k of ``k = rhs(b + h * gamma * k)``, where b comes from the earlier stages. All stages have the same
-gamma. So one matrix serves the iterations of a step: the inverse of ``1 - h * gamma * J``, with the Jacobian matrix J where the
-step begins. Iterations end once they change next to nothing.
+gamma. So one matrix serves all iterations of a step: the inverse of ``1 - h * gamma * J``, with the Jacobian matrix J at the
+beginning of the step. Iterations end when they change almost nothing.
 
-By the implicit function theorem, the cotangent c of k becomes the w with ``w = c + h * gamma * transpose(J_i) w``, where J_i is
-the Jacobian matrix at the stage, and w is passed to the pullback of the right-hand side. The same iterations, transposed, find
-it. They converge as Newton's do, and need neither J_i nor second derivatives.
+By the implicit function theorem, the cotangent c of k becomes the solution w of ``w = c + h * gamma * transpose(J_i) w``, with
+the Jacobian matrix J_i at the stage. The pullback of the right-hand side takes w. The same iterations, transposed, find it.
+They converge as Newton's do, and need neither J_i nor second derivatives.
 
-Newton's iterations overwrite what the right-hand side saves. So the right-hand side is evaluated again at all stages of a
-segment, for the pullback. These evaluations and the gradients of parameters depend on no state, and become products over all
-steps and stages.
+Newton's iterations overwrite the saved arrays of the right-hand side. So it is evaluated again at all stages of a segment, for
+the pullback. These evaluations and the gradients of parameters depend on no state, and become products over all steps and
+stages.
 
 Source: Hairer and Wanner, "Solving ordinary differential equations II", 1996, IV.8.
 """
@@ -37,12 +37,12 @@ from chains.program.view import View
 
 
 def record_inverse(ops: Recorder, out: View, matrix: View) -> None:
-    """Record ``out = inverse of matrix``, both (batch, n, n). A matrix that is singular gives numbers that are not finite."""
+    """Record ``out = inverse of matrix``, both (batch, n, n). A singular matrix gives numbers that are not finite."""
     record_solution(ops, out, matrix, ops.constant("identity", np.eye(matrix.sample_shape[-1])))
 
 
 def record_solution(ops: Recorder, out: View, matrix: View, right: View) -> None:
-    """Record ``out``, (batch, n, m), with ``matrix @ out = right``; of a singular matrix, numbers that are not finite."""
+    """Record ``out``, (batch, n, m), with ``matrix @ out = right``; a singular matrix gives numbers that are not finite."""
     n, m = out.sample_shape
     both, marks = ops.scratch("matrix and right side", (n, n + m)), ops.scratch("pivots", (n, n))
     column, size, rank, free = (ops.scratch(name, (n,)) for name in ("column", "size", "rank", "free"))
@@ -66,7 +66,7 @@ def record_solution(ops: Recorder, out: View, matrix: View, right: View) -> None
 
 
 def _marked(number: Any, chosen: Any, free: Any) -> tuple[Any, Any]:
-    """Whether a row is the pivot, and whether it is left for later ones."""
+    """Whether a row is the pivot, and whether it remains for later columns."""
     return where(number == chosen, 1.0, 0.0), where(number == chosen, 0.0, free)
 
 
@@ -109,7 +109,7 @@ class ImplicitStages:
     rhs : Node
         The right-hand side with saved arrays of one evaluation.
     n : int
-        The length of the state, with which what the right-hand side sees begins.
+        The length of the state, which is the first part of the right-hand side's input.
     """
 
     def __init__(self, ops: Recorder, tableau: Tableau, rhs: Node, n: int) -> None:
@@ -122,14 +122,14 @@ class ImplicitStages:
         self._start, self._value, self._rest, self._change, self._excesses = (
             ops.scratch(name, (n,)) for name in ("stage without itself", "value", "rest", "change", "excesses of change")
         )
-        self._tolerated = float(np.finfo(ops.dtype).eps) ** (4.0 / 3.0)  # of squares: the result has two thirds of all digits
+        self._tolerated = float(np.finfo(ops.dtype).eps) ** (4.0 / 3.0)  # of squares: the result has two thirds of the digits
 
     def solve(self, seen: View, state: View, h: Length, inverse: View) -> None:
         """Record the stages of a step from a state, (batch, n).
 
-        `seen`, (batch, stages, features), has the features after the state. The states of the stages are filled, of which the
-        last one is the end of the step; so are `inverse`, (batch, n, n), and how many stages have `failed`
-        and how many iterations were `taken`.
+        `seen`, (batch, stages, features), has the features after the state. Filled are the states of the stages, the last of
+        which is the end of the step, `inverse`, (batch, n, n), the number of stages that have `failed`, and the number of
+        iterations `taken`.
         """
         ops, n, later = self.ops, self.n, self.later
         states, slopes = seen.slice(-1, 0, n), ops.scratch("slopes", (later + 1, n))
@@ -157,7 +157,7 @@ class ImplicitStages:
             self.ops.map(out, lambda a, weight, b: a + h * weight * b, a, weights, b)
 
     def _prepare(self, inverse: View, seen: View, h: Length) -> None:
-        """Record the inverse of ``1 - h * gamma * J``, and the slope, where the right-hand side sees this."""
+        """Record the inverse of ``1 - h * gamma * J``, and the slope, at this input of the right-hand side."""
         ops, gamma, n = self.ops, self.gamma, self.n
         matrix, identity = ops.scratch("newton matrix", (n, n)), ops.constant("identity", np.eye(n))
         at = ops.scratch("where the step begins", seen.sample_shape)
@@ -173,7 +173,7 @@ class ImplicitStages:
         record_inverse(ops, inverse, matrix)
 
     def _iterate(self, seen: View, before: View, slope: View, h: Length, inverse: View) -> None:
-        """Record the slope and the state of a stage, from a guess of the slope and the state without it."""
+        """Record the slope and the state of a stage, from a guess of the slope and the state without the slope."""
         ops, state, start, gamma, tolerated = self.ops, seen.slice(-1, 0, self.n), self._start, self.gamma, self._tolerated
         lengths = [h] if isinstance(h, View) else []
 
@@ -198,7 +198,7 @@ class ImplicitStages:
     def pull(
         self, d_value: View, d_seen: View, d_slope: View, h: Length, inverse: View, pullback: Callable[[View, View], None]
     ) -> None:
-        """Record the cotangents of the right-hand side's result and of what it sees, from that of a slope.
+        """Record the cotangents of the right-hand side's output and input, from that of a slope.
 
         ``pullback(dy, dx)`` records the pullback of the right-hand side.
         """
@@ -223,9 +223,9 @@ class ImplicitStages:
             ops.map(self._active, lambda active, excess: where(excess <= 0.0, 0.0, active), self._active, self._excess)
 
     def judged(self, error: Any, failed: Any, taken: Any) -> Any:
-        """The relative error of a step, squared, by which its length changes: a formula.
+        """A formula for the squared relative error of a step, which decides the next length.
 
-        A step with a failed stage is halved. Lengths grow by no more than what leaves enough iterations.
+        A step with a failed stage is halved. Lengths grow only as far as enough iterations remain.
         """
         safety, power = 0.9, 2.0 * self.order
         many = exp(log(maximum(taken * (safety / (self.later * ITERATIONS)), 1e-3)) * power)
@@ -233,7 +233,7 @@ class ImplicitStages:
 
 
 def _counted(taken: Any, active: Any, excess: Any) -> tuple[Any, Any]:
-    """The number of iterations, and whether there are more: where the last one has changed something, or given NaN."""
+    """The number of iterations, and whether there are more: if the last one has changed something or given NaN."""
     return taken + active, where(excess <= 0.0, 0.0, active)
 
 
@@ -260,13 +260,13 @@ class ImplicitControl(StepControl):
 def _difference(y: Any, new: Any, other: Any) -> tuple[Any, Any]:
     """The ends of a step by both methods, and the number of the state whose error is tolerated.
 
-    The sum of slopes would say the same, but rounding of stiff ones would be an error.
+    The sum of slopes is equal in exact arithmetic, but the rounding of stiff slopes would count as an error.
     """
     return new - other, maximum(abs(y), abs(new))
 
 
 class ImplicitSolution(Solution):
-    """The steps of an implicit method on a grid, as `Solution`; `s` has the `inverse` of the matrix of each step too."""
+    """The steps of an implicit method on a grid, as `Solution`. `s` also has the `inverse` of the matrix of each step."""
 
     def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
         ops, n, s, stages = self.ops, self.n, self.s, self.tableau.stages
@@ -296,11 +296,11 @@ class ImplicitSolution(Solution):
 
     @property
     def _evaluations(self) -> int:
-        """How many stages the steps of a segment have."""
+        """The number of stages in a segment."""
         return self.grid.cut.length * self.tableau.stages
 
     def _flat(self, each: Steps, view: View) -> View:
-        """The entry for one of these, of an array (batch, steps, stages, ...)."""
+        """The entry of a stage in an array (batch, steps, stages, ...)."""
         return each.now(view.reshape(self._evaluations, *view.sample_shape[2:]), 1)
 
     def _pull_steps(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:

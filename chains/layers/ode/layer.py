@@ -1,7 +1,7 @@
 """Ordinary differential equations: a layer whose output is the solution at given times, for a right-hand side that is a layer.
 
-The pullback is exact for the steps that were done, whose lengths are constants. The right-hand side is recorded once a stage;
-its weights' gradients become products over all steps (`chains.program.hoist`).
+The pullback is exact for the steps that were done; their lengths are constants. The right-hand side is recorded once for each
+stage. The gradients of its weights become products over all steps (`chains.program.hoist`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chains.support.messages import listed, shown
 
 
 def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
-    """Times as an array (n,). Raises TypeError or ValueError, naming the setting, for others than finite, ascending ones."""
+    """Times as an array (n,). Raises TypeError or ValueError, naming the setting, unless they are finite and ascending."""
     try:
         flags = isinstance(given, (tuple, list)) and any(isinstance(each, (bool, np.bool_)) for each in given)
         if flags or np.asarray(given).dtype.kind not in "iufO":  # NumPy takes flags and words for numbers
@@ -81,64 +81,65 @@ def tolerance(name: str, given: Any) -> float | Row:
 
 
 MAX_STEPS = 256  # attempts of step control, by default
-MAX_SHOWN = 6  # times in a printed layer; of more the first ones and the last
+MAX_SHOWN = 6  # times in a printed layer; of more, the first ones and the last
 
 
 class ODE(Layer):
     """``dy/dt = rhs(y)``, solved from the state at the first of some times: the output has the states at all of them.
 
-    A sample is the initial state, (n,), and the output (times, n), the initial state first. For an initial state to be
-    trained put an `Embedding` before, which has one for each trajectory.
+    A sample is the initial state, (n,), and the output (times, n), the initial state first. To train initial states, put an
+    `Embedding` before the layer: it has one for each trajectory.
 
     Parameters
     ----------
     rhs : Layer
-        A layer or chain from (n + given + time + forcing,) to (n,). Its input is the state, then the `given` features, the
-        time, and the forcing, as far as there are any. `Equations` makes one of formulas and a network.
+        A layer or chain from (n + given + time + forcing,) to (n,). Its input is the state, then the `given` features, the time
+        and the forcing, if there are any. `Equations` makes a right-hand side from formulas and networks.
     times : sequence of float, or int
-        Two or more, ascending. A whole number k: each sample has k times, its last features. They ascend too; equal ones
-        give equal states, and times that fall give NaN as states.
+        Two or more, ascending. A whole number k means that each sample has k times, its last features. They ascend too: equal
+        times give equal states, and falling times give NaN.
     method : str
-        "euler" (order 1), "midpoint" (2), "rk4" (4), "tsit5" (5), or "leapfrog" (2, symplectic): the state is positions, then
-        velocities, and the change of each half depends on the other half alone. For stiff equations of at most 32 numbers
-        "kvaerno3" (3) and "kvaerno5" (5), implicit and L-stable: states are NaN from where a step is too long for Newton's
-        method to converge.
+        "euler" (order 1), "midpoint" (2), "rk4" (4), "tsit5" (5), or "leapfrog" (2, symplectic). For "leapfrog" the state is
+        positions, then velocities, and the change of each half depends on the other half alone. For stiff equations of at most
+        32 numbers there are "kvaerno3" (3) and "kvaerno5" (5), implicit and L-stable. If a step is too long for Newton's method
+        to converge, states from there on are NaN.
     steps : int
-        How many equal steps there are from each of the times to the next one.
+        The number of equal steps from each of the times to the next.
     rtol : float, optional
-        Step control, with "tsit5" or an implicit method, instead of equal steps: the estimated error of a step stays below
+        Step control instead of equal steps, with "tsit5" or an implicit method: the estimated error of a step stays below
         ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has its own steps, which end at the times.
     atol : float, or sequence of n floats, optional
         By default a thousandth of `rtol`.
     max_steps : int, optional
-        With step control: how many steps are tried at most in all, by default 256. Steps that are not needed are left out.
-        Where that is too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError with the
-        reason that `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for states not reached, and for
+        The largest number of steps that step control tries, by default 256. Steps that are not needed are left out. If there
+        are too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError with the reason that
+        `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for the states that are not reached, and for
         gradients.
     given : int
         The number of features of a sample, after the initial state, that are constants, not state: a dose, a temperature.
     time : bool
         Whether `rhs` takes the time.
     forcing : pair of arrays, shapes (m,) and (m, features), optional
-        Ascending times, and what acts on the system at these. Between them it is interpolated linearly, and constant outside.
+        Ascending times, and the inputs to the system at these times. Between them inputs are interpolated linearly; outside
+        they are constant.
     checkpoint_every : int, optional
-        Keep only the state of every k-th step for the pullback, which repeats the steps between: less memory, and one more
-        forward pass. By default everything is kept; with step control, whose pullback repeats the accepted steps anyway, 8.
-        Where the steps do not divide evenly, there are fewer between checkpoints.
+        Keep only the state of every k-th step; the pullback repeats the steps between. This needs less memory and one more
+        forward pass. By default everything is kept. With step control the default is 8, since its pullback repeats the accepted
+        steps anyway. If the steps do not divide evenly, there are fewer between checkpoints.
     adjoint : bool
         Whether the gradient is that of the continuous adjoint equations, solved back in time by the same method and steps, from
-        the state at each of the times. No step is kept for it. It is not exact, but approximates the gradient of the solution
-        to the order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
+        the state at each of the times. It keeps no steps. It is not exact: it approximates the gradient of the solution to the
+        order of the method, which must be explicit. diffrax calls this BacksolveAdjoint, torchdiffeq odeint_adjoint.
 
     event : Layer, optional
-        A layer or chain whose input is what `rhs` sees, and whose output is one number, (1,). The trajectory ends where the
-        number first changes its sign, looked at after each step. The output becomes (times + 1, n + 1): the states with their
-        times, and in its last row the state and the time of the event. Rows of later times have these too. Without an event
-        before the last time, the last row has the state at that time. `event` may have parameters; the gradient by the time of
-        the event is exact. It goes with explicit methods, without `forcing`, `adjoint` or `checkpoint_every`.
+        A layer or chain with the input of `rhs` and one number, (1,), as output. The trajectory ends where the number first
+        changes its sign; the sign is compared after each step. The output becomes (times + 1, n + 1): the states with their
+        times, and in its last row the state and the time of the event. Rows of later times repeat the last row. Without an
+        event before the last time, the last row has the state at that time. `event` may have parameters; the gradient by the
+        time of the event is exact. Events need an explicit method, without `forcing`, `adjoint` or `checkpoint_every`.
     direction : str
-        "up" for an event that becomes positive, "down" for one that becomes negative, "both" by default. A function that begins
-        at zero crosses it only when it comes back.
+        "up" for a function that becomes positive, "down" for one that becomes negative, "both" by default. A function that
+        begins at zero crosses it only when it comes back.
 
     Raises
     ------
@@ -238,12 +239,12 @@ class ODE(Layer):
 
     @property
     def _own_times(self) -> int:
-        """How many features of a sample are times."""
+        """The number of features of a sample that are times."""
         return self.times if isinstance(self.times, int) else 0
 
     @property
     def _known(self) -> int:
-        """How many features of the right-hand side are functions of the time."""
+        """The number of features of the right-hand side that are functions of the time."""
         return int(self.time) + (0 if self.forcing is None else len(self.forcing[1][0]))
 
     @property
@@ -391,7 +392,7 @@ class ODE(Layer):
         )  # fmt: skip
 
     def _end_early(self, ops: Recorder, states: View, times: View, event: Event, final: View) -> None:
-        """Record that the states at times not before the event are the final one."""
+        """Record that the states from the time of the event on are the final state."""
         ops.map(
             states, lambda y, t, end, happens, final: where((happens > 0.0) & (t >= end), final, y),
             states, times, event.end.expand(-1), event.happens.expand(-1), final.expand(1),
@@ -437,7 +438,7 @@ class ODE(Layer):
             ops.map(own, lambda a, b: a + b, own, d_seen.slice(-1, n, n + self.given))
 
     def _failed(self, ops: Recorder, y: View) -> View:
-        """0 for each solution that has all its states, NaN for others: this makes their gradients NaN too."""
+        """0 for a solution with all its states, NaN for any other: this makes its gradients NaN too."""
         states, failed = ops.scratch("failed states", y.sample_shape), ops.scratch("failed", (1,))
         ops.map(states, lambda y: where(y == y, 0.0, nan), y)
         ops.sum(failed, states.reshape(y.sample_size))
@@ -445,7 +446,7 @@ class ODE(Layer):
 
     @contextmanager
     def _mask(self, ops: Recorder) -> Iterator[View | None]:
-        """A context without lengths, which are not those of a right-hand side: 1 at the times that a sample has, 0 after."""
+        """1 at the times that a sample has, 0 after these, in a context in which the right-hand side has no lengths."""
         lengths, ops.output_lengths = ops.output_lengths, None
         try:
             yield mask_of(ops, lengths, self._grid.intervals + 1)
@@ -467,13 +468,13 @@ class ODE(Layer):
         return kind(ops, self._tableau, self._grid, node, inputs, s, clock, lengths)
 
     def _times(self, ops: Recorder, x: View, mask: View | None) -> View:
-        """Each sample's own times, (batch, times). After a sample's length its last one is repeated."""
+        """The times of each sample, (batch, times). After a sample's length its last time is repeated."""
         count = self._own_times
         times = x.slice(-1, x.sample_shape[0] - count, x.sample_shape[0])
         return times if mask is None else _repeat_last(ops, times, mask)
 
     def _nan_if_falling(self, ops: Recorder, start: View, times: View) -> View:
-        """The initial state; NaN where a sample's times do not ascend."""
+        """The initial state, or NaN for a sample whose times do not ascend."""
         falls, largest = ops.scratch("falls", (self._own_times - 1,)), ops.scratch("largest fall", (1,))
         sound = ops.scratch("initial state", start.sample_shape)
         ops.map(falls, lambda a, b: a - b, *(times.slice(-1, k, k + self._own_times - 1) for k in (0, 1)))
@@ -482,7 +483,7 @@ class ODE(Layer):
         return sound
 
     def _clock(self, ops: Recorder, times: View | None, mask: View | None) -> View:
-        """The times since the first one, in which step control counts: far from time 0, sums of lengths would lose digits."""
+        """The times since the first one, for step control: far from time 0, sums of lengths would lose digits."""
         if times is None:
             shared = ops.constant("clock", np.array(self.times) - self.times[0])  # type: ignore[index]
             return shared if mask is None else _repeat_last(ops, shared, mask)

@@ -1,8 +1,8 @@
-"""Runge-Kutta methods for ordinary differential equations: the numbers of their stages, and a step of an explicit one.
+"""Runge-Kutta methods for ordinary differential equations: the numbers of their stages, and a step of an explicit method.
 
 Stage i evaluates the right-hand side at ``x_i = y + h * sum(a[i][j] * k_j for j < i)`` and time ``t + c[i] * h``, which gives
-``k_i``; the step ends at ``y + h * sum(b[j] * k_j)``. A symplectic method has such numbers for each half of the state. A method
-with one more stage, at the end of the step, estimates the step's error: ``h * sum(error[j] * k_j)``.
+``k_i``; the step ends at ``y + h * sum(b[j] * k_j)``. A symplectic method has separate numbers for each half of the state. A
+method with one more stage, at the end of the step, estimates the error of the step: ``h * sum(error[j] * k_j)``.
 
 In an implicit method, all stages but the first one add ``h * gamma * k_i`` to x_i. Its last stage is the end of the step.
 """
@@ -21,7 +21,9 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Tableau:
-    """The numbers of a method: `halves` has (a, b) of the whole state, or of its halves; without an estimate no `error`."""
+    """The numbers of a method: `halves` has (a, b) of the whole state, or of its halves. `error` is for methods with an
+    estimate.
+    """
 
     order: int
     c: Row
@@ -123,7 +125,7 @@ METHODS = {
 }
 
 
-Length = View | float  # of a step: a number where all are equal
+Length = View | float  # of a step: a number if all are equal
 
 
 def move(ops: Recorder, tableau: Tableau, out: View, y: View, h: Length, rows: Sequence[Row], slopes: Sequence[View]) -> None:
@@ -134,7 +136,7 @@ def move(ops: Recorder, tableau: Tableau, out: View, y: View, h: Length, rows: S
 
 
 def pull_slope(ops: Recorder, tableau: Tableau, out: View, d: View, h: Length, i: int, d_states: Sequence[View]) -> None:
-    """Record the cotangent of slope i, from that of the step's end and those of the states of the stages."""
+    """Record the cotangent of slope i, from the cotangents of the step's end and of the states of the stages."""
     later = [_halves(tableau, view) for view in d_states]
     halves = zip(tableau.halves, _halves(tableau, out), _halves(tableau, d), strict=True)
     for number, ((a, b), to, end) in enumerate(halves):

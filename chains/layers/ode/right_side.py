@@ -1,4 +1,4 @@
-"""The right-hand side of a differential equation: the features that it sees, the arrays that it saves, its gradients."""
+"""The right-hand side of a differential equation: its input, the arrays that it saves, and its gradients."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Forcing = tuple[tuple[float, ...], tuple[Row, ...]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """The features that the right-hand side sees after the first n numbers, the state.
+    """The features after the state in the input of the right-hand side.
 
     Parameters
     ----------
     ops, x, n : Recorder, View, int
-        The recorder, the samples, and the length of the state with which each begins.
+        The recorder, the samples, and the length of the state at the beginning of each sample.
     given, time, forcing : int, bool, (times, values) or None
         As of `ODE`.
     first : View or float
@@ -45,16 +45,16 @@ class Inputs:
 
     @property
     def known(self) -> int:
-        """How many features are functions of the time."""
+        """The number of features that are functions of the time."""
         return int(self.time) + (0 if self.forcing is None else len(self.forcing[1][0]))
 
     @property
     def width(self) -> int:
-        """How many features the right-hand side sees."""
+        """The length of the right-hand side's input."""
         return self.n + self.given + self.known
 
     def at_stages(self, grid: Grid, tableau: Tableau) -> View | None:
-        """The time and the forcing at each step and stage, (steps, stages, features), where all samples have the same steps."""
+        """The time and the forcing at each step and stage, (steps, stages, features), if all samples have the same steps."""
         if not self.known or grid.varies:
             return None
         begins, lengths = grid.equal()
@@ -85,7 +85,7 @@ class Inputs:
             self._force(self.forcing, seen.slice(-1, behind + self.time, self.width), now)
 
     def _force(self, forcing: Forcing, out: View, now: View) -> None:
-        """Record the forcing at a time of each sample: a mean of its values with weights that are hats over their times."""
+        """Record the forcing at a time of each sample: a mean of its values, weighted by hat functions over their times."""
         ops, at, values = self.ops, np.array(forcing[0]), np.array(forcing[1])
         if len(at) == 1:
             ops.copy(out, ops.constant("forcing", values[0]))
@@ -104,7 +104,7 @@ class Inputs:
 class Copies:
     """The arrays that the right-hand side saves in one evaluation; `entry` gives the part of a saved array.
 
-    Arrays of more than one axis are copied: layers take them for matrices of (samples x rows), whose rows must not have gaps.
+    Arrays of more than one axis are copied: layers use them as matrices of (samples x rows), whose rows must not have gaps.
     """
 
     def __init__(self, ops: Recorder, entry: Callable[[View], View]) -> None:
@@ -139,7 +139,7 @@ class Kept(Copies):
 
 
 def at_once(ops: Recorder, rhs: Node, gradient: Callable[[str, View], View] = lambda _, view: view) -> Node:
-    """The right-hand side with saved arrays of one evaluation, which are overwritten by the next one."""
+    """The right-hand side with the saved arrays of one evaluation; the next evaluation overwrites them."""
     made: dict[View, View] = {}
 
     def one(view: View) -> View:
@@ -151,7 +151,7 @@ def at_once(ops: Recorder, rhs: Node, gradient: Callable[[str, View], View] = la
 
 
 def unread(ops: Recorder) -> Callable[[str, View], View]:
-    """Where the gradients of parameters go that are never read."""
+    """The arrays for gradients of parameters that are never read."""
     return lambda name, view: ops.scratch(f"{name}, unread", view.sample_shape, batched=False)
 
 
@@ -175,7 +175,7 @@ class GradientSums:
         self._found: list[tuple[View, View, float | None]] = []  # a parameter's gradient, one of each step, their weight
 
     def of_step(self, at: Around, step: Steps, name: str, view: View, weight: float | None = None) -> View:
-        """The gradient of an evaluation, for the gradient `view` of a parameter, to which it counts with this weight."""
+        """The gradient of an evaluation, which counts with this weight in the gradient `view` of a parameter."""
         count = step.steps * (self._grid.cut.segments if self._of_rows else 1)
         each = self._ops.scratch(f"{name} of each step", (count, *view.sample_shape), batched=False)
         if weight != 0.0:
@@ -183,7 +183,7 @@ class GradientSums:
         return step.now(part(each, at, 0) if self._of_rows else each, 0)
 
     def end_segment(self, at: Around) -> None:
-        """Record the sums over the steps of a segment, where there are several segments."""
+        """Record the sums over the steps of a segment, if there are several segments."""
         if at and not self._of_rows:
             self._found = [(view, self._of_segment(at, each), weight) for view, each, weight in self._found]
 

@@ -17,14 +17,14 @@ class Shooting(Layer):
     """The solution of an `ODE` along a segment, from a trained state, and its gap to the state where the next segment starts.
 
     A sample (2, segments) has ones at the number of a segment and at that of the next one. The output (times + 1, n) has the
-    states of the segment and, as its last row, the last of these less the next segment's initial state.
+    states of the segment. Its last row is the last state minus the next segment's initial state.
 
     Parameters
     ----------
     ode : ODE
         The equation; its times are replaced.
     features : array, shape (segments, given + times)
-        What is known of each segment: the `given` features of the equation, then the times.
+        The known features of each segment: the `given` features of the equation, then the times.
     n : int
         The length of the state.
     """

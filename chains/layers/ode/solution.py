@@ -31,15 +31,15 @@ class Solution:
     Parameters
     ----------
     ops, tableau, grid, rhs, inputs
-        The recorder, the method, the steps, the right-hand side, and what it sees.
+        The recorder, the method, the steps, the right-hand side, and its inputs.
     s : namespace of View
         The arrays kept: `x` and `k`, (batch, steps of a segment, stages, features), input and output of the right-hand side;
-        `checkpoints`, (batch, segments, n), where there are several; `begins`, `lengths` and, with step control, `ends`,
-        (batch, steps, 1), where samples have different steps.
+        `checkpoints`, (batch, segments, n), if there are several segments; `begins`, `lengths` and, with step control, `ends`,
+        (batch, steps, 1), if samples have different steps.
     clock : View, optional
         With step control, the times since the first one.
     lengths : View, optional
-        How long the steps of each sample are, (batch, steps, 1), where they differ.
+        The lengths of the steps of each sample, (batch, steps, 1), if they differ.
     """
 
     ops: Recorder
@@ -82,7 +82,7 @@ class Solution:
             ops.copy(states.index(1, grid.total), state)
 
     def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
-        """Record steps, which take a state to the next one. `befores` are filled with those before each."""
+        """Record steps from state to state. `befores` are filled with the states before each step."""
         ops, tableau, n, s = self.ops, self.tableau, self.n, self.s
         stages = range(tableau.stages)
         known = self.inputs.at_stages(self.grid, tableau)
@@ -109,7 +109,7 @@ class Solution:
             move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
 
     def _record_inputs(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
-        """Record the features that the right-hand side sees after the state, at the time c * h after a step begins."""
+        """Record the right-hand side's features after the state, at the time c * h after the beginning of a step."""
         if known is not None:
             self.inputs.record(seen)
             self.ops.copy(seen.slice(-1, self.n + self.inputs.given, self.inputs.width), known)
@@ -121,8 +121,8 @@ class Solution:
     def pullback(self, y: View, dy: View, dx: View, failed: View | None, d_end: View | None = None) -> None:
         """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times, `y`.
 
-        `failed`, (batch, 1), is NaN for solutions that have failed, and 0 for others, where there may be such. With step
-        control there may be the cotangent of the state after the last step, `d_end`, which is at none of the times.
+        `failed`, (batch, 1), is NaN for failed solutions and 0 for others, if solutions may fail. With step control, `d_end`
+        may be the cotangent of the state after the last step, which is at none of the times.
         """
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
@@ -143,7 +143,7 @@ class Solution:
         sums.add_up()
 
     def _begin_pullback(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
-        """Record the cotangents that the pullback begins with: of the state, and of the features after it in a sample."""
+        """Record the first cotangents of the pullback: those of the state, and of the features after it in a sample."""
         for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
             if failed is None and given is None:
                 self.ops.fill(view, 0.0)
@@ -175,7 +175,7 @@ class Solution:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
 
     def _at_begins(self, dy: View) -> View:
-        """The cotangents of the states that intervals, or with several segments to an interval these, begin with."""
+        """The cotangents of the states at the beginning of intervals, or of segments if an interval has several."""
         ops, grid = self.ops, self.grid
         segments, _, spare = grid.cut
         d_times = dy.slice(1, 0, grid.intervals)
@@ -188,7 +188,7 @@ class Solution:
         return filled
 
     def _of_segment(self, at: Around, d_begins: View) -> View:
-        """The cotangents of the states that the steps of a segment begin with, (steps, n)."""
+        """The cotangents of the states before the steps of a segment, (steps, n)."""
         ops, own = self.ops, part(d_begins, at)
         d_times = ops.scratch("d_states", (self.grid.cut.length, self.n))
         ops.fill(d_times, 0.0)
@@ -210,9 +210,9 @@ class Solution:
 
     @contextmanager
     def _segments(self, *, backwards: bool = False, failed: View | None = None) -> Iterator[Around]:
-        """A context: operations recorded inside are done for each segment. It gives the loop around, if there is one.
+        """A context: operations recorded inside are done for each segment. It gives the enclosing loop, if there is one.
 
-        With step control, segments without a step are left out, but the first one is done for solutions that have failed.
+        With step control, segments without a step are left out. The first one is always done, for solutions that have failed.
         """
         if not self.grid.repeats:
             yield ()
@@ -229,12 +229,12 @@ class Solution:
             yield (at,)
 
     def _now(self, view: View, at: Around, step: Steps) -> View:
-        """The entry for a step, of an array with an entry for each of all."""
+        """The entry for a step in an array with an entry for each of all steps."""
         axis = int(view.batched)
         return step.now(part(view, at, axis), axis)
 
     def _length(self, at: Around, step: Steps) -> Length:
-        """The length of a step: a number where all are equal."""
+        """The length of a step: a number if all are equal."""
         if self.lengths is not None:
             return self._now(self.lengths, at, step)
         assert isinstance(self.grid.times, tuple)

@@ -1,8 +1,8 @@
 """Step control: the lengths of steps that keep the estimated error of each within tolerances, for each sample separately.
 
-The search is a loop of a fixed number of attempts. An attempt that is refused, or that comes after the last time, leaves the
-sample where it is, as a step of length 0 does. So a plain loop can repeat the recorded steps, and attempts after the last one
-that a sample needs can be left out.
+The search is a loop of a fixed number of attempts. An attempt that is refused, or after the last time, does not change the
+sample, like a step of length 0. So a plain loop can repeat the recorded steps, and attempts that no sample needs can be left
+out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SAFETY, MIN_FACTOR, MAX_FACTOR = 0.9, 0.2, 10.0  # by which the length of a step
 class Attempts:
     """The record of each attempt, views (batch, attempts, 1): the time before, the length tried, the length, the time after.
 
-    The length is 0 where the step was refused, and after the last time. `checkpoints`, (batch, segments, n), are the states
-    before the first attempt of each segment.
+    The length is 0 for refused steps, and after the last time. `checkpoints`, (batch, segments, n), are the states before the
+    first attempt of each segment.
     """
 
     begins: View
@@ -59,7 +59,7 @@ class StepControl:
     times : View, shape (times,) or (batch, times)
         The times of the output, counted from the first one. Steps end there.
     inputs : Inputs
-        What the right-hand side sees, for times from the first one on.
+        The inputs of the right-hand side, for times since the first one.
 
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993, II.4, also for the first step.
     """
@@ -75,10 +75,10 @@ class StepControl:
     def record(
         self, y: View, grid: Grid, attempts: Attempts, states: View | None = None, *, leaves_out: bool = False
     ) -> None:  # fmt: skip
-        """Record how the states at the times, NaN where they are not reached, and `attempts` are filled.
+        """Record how `attempts` and the states at the times are filled; states that are not reached are NaN.
 
-        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Without them, or where it
-        `leaves_out` attempts, those that no sample needs may be left out; their states are 0.
+        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Without them, or with `leaves_out`,
+        attempts that no sample needs may be left out; their states are 0.
         """
         ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
         t, h, last, left = (ops.scratch(name, (1,)) for name in ("t", "h", "last time", "left"))
@@ -138,24 +138,24 @@ class StepControl:
         return new, self._error(state, new, h, slopes)
 
     def _skip_spare(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
-        """Record that spare attempts, which come last, have the length 0."""
+        """Record that the spare attempts at the end have the length 0."""
         real = self.ops.constant("attempts", (np.arange(grid.total) < grid.needed).astype(np.float64)[:, None])
         own = at.now(segment.part(real, 0, grid.cut.length), 0)
         self.ops.map(h, lambda h, real: where(real > 0.0, h, 0.0), h, own)
 
     @property
     def _slopes(self) -> int:
-        """How many slopes a step needs; the last one is the first one of the next step."""
+        """The number of slopes of a step; the last one is the first of the next step."""
         return len(self.tableau.error)
 
     def _stage(self, i: int) -> tuple[float, list[Row]]:
-        """The time of a stage, and its weights for each half of the state; after the last one the end of the step."""
+        """The time of a stage, and its weights for each half of the state; after the last stage, those of the step's end."""
         if i < self.tableau.stages:
             return self.tableau.c[i], [a[i] for a, _ in self.tableau.halves]
         return 1.0, [b for _, b in self.tableau.halves]
 
     def _keep(self, found: View, t: View, state: View, taken: View | None = None) -> None:
-        """Record the state in the places of the times that it has reached; at first NaN in the others."""
+        """Record the state in the places of the times that it has reached; the others are NaN at first."""
         operands = [self.times.expand(-1), t.expand(-1), state.expand(1)]
         if taken is None:
             self.ops.map(found, lambda time, t, y: where(time == t, y, nan), *operands)
@@ -175,7 +175,7 @@ class StepControl:
     def mean_square(self, name: str, value: Callable[..., Any], *views: View) -> View:
         """Record the mean over the state of the squares of a formula over the tolerated error.
 
-        The formula gets the views; it returns the number, and that of the state whose error is tolerated.
+        The formula gets the views. It returns the number to square, and the number of the state that sets the tolerance.
         """
         ops, (scale, more) = self.ops, self._scale()
         n = max(view.sample_shape[-1] for view in views)
@@ -206,7 +206,7 @@ class StepControl:
         ops.map(h, lambda *values: _first(order, *values), short, change, bend, t, last)
 
     def _next_length(self, h: View, t: View, last: View) -> tuple[View, View]:
-        """Record the length to try, and the time that it leads to: at most the next of the times."""
+        """Record the length to try, and the time after it: at most the next of the times."""
         ops = self.ops
         ahead = ops.scratch("ahead", self.times.sample_shape)
         behind, tried, reached = (ops.scratch(name, (1,)) for name in ("minus next", "tried", "reached"))
@@ -245,9 +245,9 @@ def _first(order: int, short: Any, change: Any, bend: Any, t: Any, last: Any) ->
 
 
 def _tried(h: Any, t: Any, behind: Any) -> tuple[Any, Any]:
-    """The length to try, and the time it leads to. Two halves of what is left are better than a long and a tiny step.
+    """The length to try, and the time after it. Two halves of the rest are better than a long and a tiny step.
 
-    The length is that between the two times, which are rounded.
+    The length is the difference of the two rounded times.
     """
     following = -behind
     left = following - t
@@ -257,10 +257,10 @@ def _tried(h: Any, t: Any, behind: Any) -> tuple[Any, Any]:
 
 
 def _next_lengths(order: int, error: Any, t: Any, h: Any, tried: Any, reached: Any) -> tuple[Any, Any, Any]:
-    """The length of the step, 0 where it is refused; the time after it; and the length that comes next."""
+    """The length of the step, 0 if it is refused; the time after it; and the next length."""
     accepted = error <= 1.0
     factor = SAFETY * exp(log(maximum(error, 1e-20)) * (-0.5 / order))
     factor = where(error < 1e20, minimum(maximum(factor, MIN_FACTOR), MAX_FACTOR), MIN_FACTOR)
-    cut = tried < 0.999 * h  # more than by rounding: a step cut short at a time says little of the next one
+    cut = tried < 0.999 * h  # more than rounding: a step that was cut at a time says little about the next one
     grown = where(cut, maximum(h, factor * tried), factor * tried)
     return where(accepted, tried, 0.0), where(accepted, reached, t), where(accepted, grown, factor * tried)
