@@ -60,6 +60,8 @@ def _library() -> ctypes.CDLL | None:
     for folder in spec.submodule_search_locations or [] if spec else []:
         for path in sorted(Path(folder).glob("*/lib/libnvrtc.so.*")):
             if "builtins" not in path.name and "alt" not in path.name:
+                for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+                    ctypes.CDLL(str(builtins))  # NVRTC opens it by its name alone
                 return ctypes.CDLL(str(path))
     return None
 
