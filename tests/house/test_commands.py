@@ -83,6 +83,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
+    "benchmarks.studies.threads": ("matrix_exp_200 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.updates": ("--sizes 20 --threads 1 --seconds 0.01", {}),
 }  # fmt: skip
 NEEDS = {"benchmarks.studies.estimators": "sklearn"}  # packages that the tests' extra lacks

@@ -18,8 +18,8 @@ from tests import harness
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
-from chains.backends.native import NativeBackend
-from chains.backends.native.memory_plan import MIN_THREAD_OPERATIONS, suitable_threads
+from chains.backends.native import NativeBackend, memory_plan
+from chains.backends.native.memory_plan import MAX_THREADS_PER_PROCESSOR, MIN_THREAD_OPERATIONS, suitable_threads
 from tests.native.support import (
     LINUX,
     all_finished,
@@ -63,11 +63,14 @@ def test_small_work_stays_on_one_thread():
     assert native(2).bind(small_program(), 10_000, {}).threads == 2
 
 
-def test_more_threads_come_with_more_work():
+def test_more_threads_come_with_more_work(monkeypatch):
     """As many as take the least time: operations / n, and for each thread an eighth of a hand-over."""
+    monkeypatch.setattr(memory_plan, "processors", lambda: 64)
     ratios = {0.5: 1, 1.9: 1, 2: 2, 8: 8, 32: 16, 200: 40, 5000: 64}
     assert {ratio: suitable_threads(int(ratio * MIN_THREAD_OPERATIONS), 64) for ratio in ratios} == ratios
     assert suitable_threads(5000 * MIN_THREAD_OPERATIONS, 8) == 8
+    monkeypatch.setattr(memory_plan, "processors", lambda: 2)
+    assert suitable_threads(5000 * MIN_THREAD_OPERATIONS, 64) == 2 * MAX_THREADS_PER_PROCESSOR
 
 
 @pytest.mark.parametrize("threads", [1, 2])

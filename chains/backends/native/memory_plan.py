@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from chains.backends.native.runtime.thread_trial import ThreadTrial
+from chains.support.threads import processors
 
 # Below this many operations a second thread costs more than it saves (a hand-over takes about a microsecond). Each further
 # thread makes every barrier longer by about an eighth of that time, since each thread reads the words of all others.
 MIN_THREAD_OPERATIONS = 400_000
 BARRIER_PART = 8
+MAX_THREADS_PER_PROCESSOR = 4  # more only wait for each other
 MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles one after another
 ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
@@ -117,7 +119,7 @@ def suitable_threads(operations: int, most: int) -> int:
     For n threads the time is operations / n, and n times what a thread adds to the barriers; it is least at a square root.
     """
     by_barriers = math.isqrt(BARRIER_PART * operations // MIN_THREAD_OPERATIONS)
-    return max(1, min(most, operations // MIN_THREAD_OPERATIONS, by_barriers))
+    return max(1, min(most, operations // MIN_THREAD_OPERATIONS, by_barriers, MAX_THREADS_PER_PROCESSOR * processors()))
 
 
 def _tile(signature: Signature, batch: int, threads: int) -> int:
