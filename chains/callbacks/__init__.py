@@ -1,8 +1,8 @@
 """Callbacks of the training loop: called after each epoch with a `TrainingState`; a text returned ends training.
 
-Their methods `begin` and `finish`, where they have them, are called before the first step and at the end. What `state_dict`
-gives is written into checkpoints, and given to `load_state_dict` where training continues from one, after `begin`; a text
-that this one returns ends training immediately.
+Their methods `begin` and `finish`, if any, are called before the first step and at the end. Checkpoints hold the result of
+`state_dict`. When training continues from a checkpoint, `load_state_dict` gets it, after `begin`; if it returns a text,
+training ends immediately.
 """
 
 from chains.callbacks.base import Callback

@@ -1,4 +1,4 @@
-"""What callbacks are made of."""
+"""The base class of callbacks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 class Callback:
     """A base for callbacks of `train`: override the methods for these moments.
 
-    A callback that has a method ``on_batch_end(state, loss)`` too is called after each step with the step's loss; steps are
-    then done one by one, which costs some microseconds each.
+    A method ``on_batch_end(state, loss)``, if there is one, is called after each step with the step's loss. Steps are then done
+    one by one, which costs a few microseconds each.
     """
 
     def __repr__(self) -> str:
@@ -27,13 +27,13 @@ class Callback:
         """At the end, with a `TrainingState`."""
 
     def begin(self, names: Sequence[str]) -> None:
-        """What `train` calls before the first step."""
+        """Called by `train` before the first step."""
         self.on_train_begin(names)
 
     def __call__(self, state: Any) -> str | None:
-        """What `train` calls after each epoch."""
+        """Called by `train` after each epoch."""
         return self.on_epoch_end(state)
 
     def finish(self, state: Any) -> None:
-        """What `train` calls at the end."""
+        """Called by `train` at the end."""
         self.on_train_end(state)

@@ -1,4 +1,4 @@
-"""Ending training when it no longer helps, of one network or of each member of an ensemble."""
+"""Early stopping, of one network or of each member of an ensemble."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chains.support.messages import counted, listed, meant
 class EarlyStopping:
     """Ends training when a quantity has not improved for some epochs, and puts the best parameters back.
 
-    Each training starts it anew.
+    Each training resets it.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class EarlyStopping:
         self._start()
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start anew. Raises ValueError unless the quantity is among those that will be recorded."""
+        """Reset. Raises ValueError unless the quantity will be recorded."""
         if self.monitor not in names:
             needed = "" if "validation loss" in names else "; the validation loss and metrics need `validation=(x, t)`"
             hint = meant(self.monitor, names) or needed
@@ -82,13 +82,13 @@ class EarlyStopping:
         return reasons
 
     def _member(self, member: int, count: int) -> EarlyStopping:
-        """The object that watches a member, of `count`."""
+        """The watcher of one of `count` members."""
         if not self._members:
             self._members = [copy.copy(self) for _ in range(count)]
         return self._members[member]
 
     def _see(self, value: float, epoch: int, vectors: list[np.ndarray]) -> str | None:
-        """Look at an epoch's value. Returns why training is over, if it is."""
+        """Note an epoch's value. Returns the reason to end training, if any."""
         gain = self.best - value if self.mode == "min" else value - self.best
         if gain > self.min_delta:
             self.best, self.best_epoch = value, epoch
@@ -103,16 +103,16 @@ class EarlyStopping:
         return f"no better {self.monitor} than {self.best:g} (epoch {self.best_epoch}) for {counted(self.patience, 'epoch')}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been seen so far, for a checkpoint."""
+        """The values so far, for a checkpoint."""
         if self._members:
             each = [member.state_dict() for member in self._members]
-            blank = {name: np.zeros_like(value) for name, value in max(each, key=len).items()}  # where nothing was the best yet
+            blank = {name: np.zeros_like(value) for name, value in max(each, key=len).items()}  # if there is no best epoch yet
             return {name: np.stack([(blank | found)[name] for found in each]) for name in blank}
         seen = {"best": self.best, "best_epoch": self.best_epoch, "epoch": self._epoch}
         return seen | {f"best vector {number}": vector for number, vector in enumerate(map(on_host, self._best))}
 
     def load_state_dict(self, saved: dict[str, Any]) -> str | None:
-        """Continue from what `state_dict` gave. Returns why training is over, if it was ended then."""
+        """Continue from the result of `state_dict`. Returns the reason to end training, if it had ended."""
         if isinstance(saved["best"], np.ndarray):
             for number in range(len(saved["best"])):
                 row = {name: array[number] for name, array in saved.items()}
@@ -124,12 +124,12 @@ class EarlyStopping:
         return self._reason()
 
     def finish(self, state: Any) -> None:
-        """Put the best parameters and the best state back; of an ensemble, unless something else has ended the member."""
+        """Put the best parameters and state back; in an ensemble, not for a member that ended for another reason."""
         for number, member in enumerate(self._members):
             if number not in state.history.ended or member._reason():
                 for vectors, best in zip(_vectors(state), member._best, strict=False):
                     memory_of(vectors).assign(vectors[number], best)
-        for vector, best in zip(_vectors(state), self._best, strict=False):  # none, where no epoch was finished
+        for vector, best in zip(_vectors(state), self._best, strict=False):  # none, if no epoch was finished
             memory_of(vector).assign(vector, best)
 
     def __repr__(self) -> str:
@@ -137,5 +137,5 @@ class EarlyStopping:
 
 
 def _vectors(state: Any) -> list[np.ndarray]:
-    """What training updates: the parameters, and the network's state if it has one."""
+    """The vectors that training updates: the parameters, and the network's state if it has one."""
     return [state.p] if state.state is None else [state.p, state.state]

@@ -1,4 +1,4 @@
-"""Which learning rate a network can be trained with."""
+"""The search for a learning rate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from chains.support.axes import new_axes
 from chains.support.checks import check_count, check_is, check_number
 from chains.training.train import train
 
-SMOOTHING = 0.9  # of the losses, as much of the last one is kept
-WORSE = 4.0  # times the smallest loss, where the search ends
+SMOOTHING = 0.9  # weight of the previous loss in the smoothed one
+WORSE = 4.0  # times the smallest loss: the search ends there
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class LearningRates:
 
 
 class _Watch(Callback):
-    """Notes the losses, and ends the search where they have become much larger."""
+    """Notes the losses, and ends the search when they have become much larger."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -71,24 +71,24 @@ def find_learning_rate(
     net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, *, low: float = 1e-6, high: float = 10.0,
     steps: int = 200, batch_size: int | None = None, seed: int = 0, state: Any = None,
 ) -> LearningRates:  # fmt: skip
-    """Try learning rates from `low` to `high`, each a step, on a copy of the parameters.
+    """Try learning rates from `low` to `high`, one step each, on a copy of the parameters.
 
     Parameters
     ----------
     net, p, x, t, loss
-        As of `train`. `p` stays as it is.
+        As of `train`. `p` is not changed.
     optimizer : Optimizer
         Its learning rate is replaced.
     low, high : float
         The first and the last rate; those between grow by a factor.
     steps : int
-        How many rates. The search ends before where the loss has become four times its smallest value.
+        The number of rates. The search ends earlier if the loss becomes four times its smallest value.
     batch_size : int, optional
         Samples a step; None for all.
     seed : int
         Of the order of the samples.
     state : array, optional
-        The state of networks that have one; it stays as it is.
+        The state of a network that has one. It is not changed.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def find_learning_rate(
     size = len(x) if batch_size is None else min(check_count("batch_size", batch_size), len(x))
     epochs = -(-steps // (len(x) // size))
     q, state = arguments.check_params(p, net.n_params).copy(), None if state is None else state.copy()
-    with contextlib.suppress(FloatingPointError):  # where the loss has grown beyond all numbers
+    with contextlib.suppress(FloatingPointError):  # if the loss has overflowed
         train(
             net, q, x, t, loss, rising, epochs=epochs, batch_size=size, drop_last=True, seed=seed, state=state, progress=False,
             callbacks=[watch],

@@ -1,4 +1,4 @@
-"""Callbacks that write the numbers of each epoch down."""
+"""Callbacks that write the numbers of each epoch to files."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class TensorBoard(Callback):
     Parameters
     ----------
     folder : str or path
-        Where the files go: ``tensorboard --logdir FOLDER``.
+        The folder of the files: ``tensorboard --logdir FOLDER``.
     histograms : bool
-        Whether to write a histogram of each parameter array too.
+        Whether to write also a histogram of each parameter array.
 
     Raises
     ------
     ImportError
-        Where tensorboardX is missing.
+        If tensorboardX is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, histograms: bool = False) -> None:

@@ -1,12 +1,12 @@
 """Levenberg-Marquardt: minima of sums of squares, by the Jacobian of the residuals.
 
-Each iteration minimises the quadratic model of J'r and J'J within a trust region: steps d with d'D d <= radius^2, where D holds
-the largest entries that the diagonal of J'J has had, so that the method follows the scale of each parameter, within bounds, so
-that parameters do not run away to where little depends on them. The step solves (J'J + damping * D) d = -J'r. The radius grows
-where the model was right and shrinks where it was not.
+Each iteration minimises the quadratic model of J'r and J'J within a trust region: steps d with d'D d <= radius^2. D holds the
+largest entries so far of the diagonal of J'J, within bounds. So the method follows the scale of each parameter, and parameters
+do not run to values on which little depends. The step solves (J'J + damping * D) d = -J'r. The radius grows if the model was
+right and shrinks if it was not.
 
-With bounds, parameters that stay at a bound have no part in the equations, and a step ends where it is projected to the bounds.
-Source: Moré, "The Levenberg-Marquardt algorithm: implementation and theory", 1978, as in MINPACK's lmder.
+With bounds, parameters that stay at a bound are left out of the equations, and a step is projected to the bounds. Source: Moré,
+"The Levenberg-Marquardt algorithm: implementation and theory", 1978, as in MINPACK's lmder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 EPSILON = float(np.finfo(np.float64).eps)
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
-RADIUS_TOLERANCE = 0.5  # of a step's length: less costs more solutions of the equations, and gains nothing
+RADIUS_TOLERANCE = 0.5  # of a step's length: a smaller tolerance costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
 MAX_FACTORINGS = 50  # of a matrix that is not positive, by rounding; the damping grows tenfold after each
 
@@ -31,7 +31,7 @@ INFINITE, SINGULAR = "the value or the gradient at `p` is infinite or NaN", "the
 
 
 class SumOfSquares(Protocol):
-    """Half the sum of squared residuals, as `Objective` is where its loss is one."""
+    """Half the sum of squared residuals, such as the `Objective` of a squared loss."""
 
     def normal_equations(self, p: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """The value r'r / 2, its gradient J'r and the matrix J'J."""
@@ -56,7 +56,7 @@ class LevenbergMarquardt:
         self._squares = p * p  # of the parameters at the start
         self._sizes = np.maximum(self._squares, float(self._squares.sum()) / max(1, len(p)) or 1.0)
         self._look()
-        self._least = len(p) * EPSILON  # what solves singular equations
+        self._least = len(p) * EPSILON  # the solver of singular equations
         self._damping = self._least
         self._radius = self._tried = self._length(p) or 1.0
 
@@ -73,14 +73,14 @@ class LevenbergMarquardt:
 
     @property
     def steepness(self) -> float:
-        """The largest entry of the gradient, as far as the bounds let one go."""
+        """The largest entry of the gradient, limited by the distance to the bounds."""
         return steepness(self.p, self.g, self._low, self._high)
 
     def _length(self, d: np.ndarray) -> float:
         return math.sqrt(float(d @ (self._scale * d)))
 
     def _factor(self) -> bool:
-        """Make the damped matrix; the damping grows where rounding makes it indefinite. Returns whether that ends."""
+        """Make the damped matrix. The damping grows until rounding no longer makes it indefinite; returns whether that ends."""
         for _ in range(MAX_FACTORINGS):
             self._damped = self._matrix.copy()
             self._damped.reshape(-1)[:: len(self._damped) + 1] += self._damping * self._scale
@@ -93,7 +93,7 @@ class LevenbergMarquardt:
         return False
 
     def _trial(self) -> np.ndarray | None:
-        """A step about as long as the radius, or a shorter one without damping; None where the equations have no solution."""
+        """A step about as long as the radius, or a shorter one without damping; None if the equations have no solution."""
         # The length of a step times its damping changes little from one step to the next.
         self._damping = max(self._least, self._damping * self._tried / self._radius)
         for correction in range(MAX_CORRECTIONS + 1):
@@ -113,7 +113,7 @@ class LevenbergMarquardt:
 
     @np.errstate(all="ignore")
     def step(self) -> str:
-        """Go to a lower point; the reason where there is no lower one at any damping."""
+        """Go to a lower point. Returns the reason if no damping gives one."""
         most_promised = 0.0
         while True:
             d = self._trial()
@@ -151,18 +151,18 @@ class LevenbergMarquardt:
                 return ""
 
     def _explain(self, promised: float) -> str:
-        """Why a step finds no lower value: rounding, or a Jacobian that is not that of the values."""
+        """The reason why a step finds no lower value: rounding, or a Jacobian that does not belong to the values."""
         rounding = math.sqrt(EPSILON) * self.value + (EPSILON * self._length(self.p)) ** 2
         return PRECISE if promised <= rounding else STUCK
 
 
 def at_bounds(p: Any, g: Any, low: Any, high: Any) -> Any:
-    """Which parameters are at a bound that the negative gradient points beyond."""
+    """Which parameters are at a bound and would leave it along the negative gradient."""
     return ((p <= low) & (g > 0.0)) | ((p >= high) & (g < 0.0))
 
 
 def steepness(p: Any, g: Any, low: Any, high: Any) -> float:
-    """The largest entry of the gradient; that of a parameter counts at most its way to the bound there."""
+    """The largest entry of the gradient; each counts at most as the distance of its parameter to the bound."""
     if not p.size:
         return 0.0
     return float(np.where(g > 0.0, np.minimum(g, p - low), np.minimum(-g, high - p)).max())

@@ -1,9 +1,9 @@
 """Minimisers of functions of flat vectors that stay where they are: in NumPy's memory or a GPU's.
 
-SciPy's optimisers compute in NumPy's memory, so that on a GPU the vectors would travel at every call. Here nothing leaves the
-device but a few numbers an iteration: the value, the slope along the line, the largest entry of the gradient.
-`quasi_newton` has BFGS, SSBroyden and L-BFGS, `projected` has L-BFGS within bounds, `levenberg_marquardt` has the fourth
-method, and `rows` runs it in machine code for many vectors.
+SciPy's optimisers compute in NumPy's memory: vectors of a GPU would be copied at every call. Here only a few numbers an
+iteration leave the device: the value, the slope along the line, the largest entry of the gradient. `quasi_newton` has BFGS,
+SSBroyden and L-BFGS, `projected` has L-BFGS within bounds, `levenberg_marquardt` has the fourth method, and `rows` runs it in
+machine code for many vectors.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def minimize(
     maxiter: int | None = None, bounds: tuple[Any, Any] | None = None, state: Array | None = None,
     callback: Callable[[Array], object] | None = None, progress: bool | None = None,
 ) -> Result:  # fmt: skip
-    """Minimise a function of a vector, or of each row of an array, where they lie, in NumPy's memory or on a GPU.
+    """Minimise a function of a vector, or of each row of an array, in NumPy's memory or on a GPU.
 
-    Each row is a minimisation of its own, and ends with the bits that it has alone. Rows of "LM" run in machine code on all
-    threads where the objective can be compiled.
+    Each row is a separate minimisation, with the bits that it has alone. Rows of "LM" run in machine code on all threads, if
+    the objective can be compiled.
 
     Parameters
     ----------
     function : callable
         ``function(p)`` returns the value and the gradient. For "LM", the objective of a squared loss or a residual problem.
     p : array, shape (n,) or (members, n)
-        Where to begin; it is left as it is. Of rows, as `Chain.init_many` makes them, each is minimised.
+        The start. It is not changed. Each row is minimised, such as those of `Chain.init_many`.
     method : str
         "BFGS" and "SSBroyden", which keep a matrix (n, n); "L-BFGS", which keeps `memory` pairs of vectors; or "LM"
-        (Levenberg-Marquardt). "SSBroyden" is a self-scaled method of Broyden's family, which goes further than "BFGS" on
+        (Levenberg-Marquardt). "SSBroyden" is a self-scaled method of Broyden's family; it reaches lower values than "BFGS" on
         residuals of differential equations.
     memory : int
         Pairs of vectors that "L-BFGS" keeps.
@@ -64,14 +64,14 @@ def minimize(
         or when an iteration lowers the value by at most `ftol` times max(abs(value), 1): by default 2.2e-9 for "L-BFGS" and
         never for the others, as in SciPy.
     maxiter : int, optional
-        The most iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
+        The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
         Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; None, -inf and inf
         stand for no bound. The start is moved within them. A gradient's entry counts for `gtol` at most as much as its
         parameter may still move.
     state : array, optional
-        The `state` of an earlier result of the same method, from which the model of the curvature begins; it is left as it is.
-        The function may be another one, such as the same loss at other points. Not for rows.
+        The `state` of an earlier result of the same method: the first model of the curvature. It is not changed. The function
+        may be another one, such as the same loss at other points. Not for rows.
     callback : callable, optional
         Called with the vector after each iteration; not for rows.
     progress : bool, optional
@@ -81,14 +81,14 @@ def minimize(
     Returns
     -------
     Result
-        The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the inverse of the Hessian
-        matrix as the method knows it, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None.
-        Of rows, the minima without a state, with `best`, the result of the lowest one.
+        The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the estimate of the inverse
+        Hessian matrix, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None. For rows, the
+        minima without a state, with `best`, the result of the lowest one.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments that make no sense, and where `function` returns anything else than a value and a gradient.
+        For invalid arguments, and if `function` returns anything but a value and a gradient.
     """
     if not callable(function) or not takes(function, 1):
         raise TypeError(f"`function` (={shown(function)}) must be a function of `p` that gives the value and the gradient")
@@ -202,7 +202,7 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _rows_of(box: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of each row, infinite ones where there are none."""
+    """The bounds of each row; infinite if there are none."""
     if box is None:
         return np.full(rows.shape, -math.inf), np.full(rows.shape, math.inf)
     return box[0].reshape(rows.shape), box[1].reshape(rows.shape)
@@ -227,7 +227,7 @@ def _direction(settings: Settings, p: Array) -> Direction:
 
 
 def _checked_state(state: Any, method: str, p: Array) -> Array:
-    """The state as an array where `p` lies. Raises TypeError or ValueError for one of another method or length."""
+    """The state as an array in the memory of `p`. Raises TypeError or ValueError for a state of another method or length."""
     if method == "LM":
         raise ValueError("`state` is of no use to the method 'LM', which keeps nothing")
     state = as_array("state", state)
@@ -256,7 +256,7 @@ def _descend(
 
 
 def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool, str, int]:
-    """Whether it has converged, why it ended, and the number of iterations."""
+    """Whether it has converged, the reason for the end, and the number of iterations."""
     if not (math.isfinite(point.value) and bool(abs(point.g).max(initial=0.0) < math.inf)):
         return False, INFINITE, 0
     for iteration in range(settings.maxiter):

@@ -16,7 +16,7 @@ MIN_CURVATURE = 1e-10  # of a pair: s'y relative to |s| |y|
 
 
 class ProjectedQuasiNewton:
-    """A point within bounds, with its value and gradient; it searches the next one along a projected line."""
+    """A point within bounds, with its value and gradient. It searches for the next one along a projected line."""
 
     def __init__(self, function: Function, p: Array, direction: Direction, low: Array, high: Array) -> None:
         self._function, self._direction, self._low, self._high = function, direction, low, high
@@ -27,16 +27,16 @@ class ProjectedQuasiNewton:
 
     @property
     def steepness(self) -> float:
-        """The largest entry of the gradient, as far as the bounds let one go."""
+        """The largest entry of the gradient, limited by the distance to the bounds."""
         return steepness(self.p, self.g, self._low, self._high)
 
     @property
     def state(self) -> Array:
-        """What the model has learnt of the curvature."""
+        """The model of the curvature, as an array."""
         return self._direction.state
 
     def step(self) -> str:
-        """Go to a lower point; the reason where none is found."""
+        """Go to a lower point. Returns the reason if none is found."""
         free = 1.0 - at_bounds(self.p, self.g, self._low, self._high)
         slope = self.g * free
         promised = 0.0
@@ -57,7 +57,9 @@ class ProjectedQuasiNewton:
         )
 
     def _search(self, d: Array, step: float) -> tuple[bool, float]:
-        """Go along `d` to a point of sufficient decrease. Returns whether there is one, and what the first one promised."""
+        """Go along `d` to a point of sufficient decrease. Returns whether there is one, and the decrease that the model
+        promised.
+        """
         most = 0.0
         for _ in range(MAX_TRIES):
             p = np.clip(self.p + step * d, self._low, self._high)

@@ -37,26 +37,26 @@ class Direction(ABC):
     @property
     @abstractmethod
     def scaled(self) -> bool:
-        """Whether the model is of the function's own scale, so that a step of 1 is the one to try first."""
+        """Whether the model has the scale of the function, so that the first step to try is 1."""
 
     @property
     @abstractmethod
     def state(self) -> Array:
-        """What the model has learnt, an array, from which another one can be made."""
+        """The model as an array, from which another one can be made."""
 
     @abstractmethod
     def __call__(self, g: Array) -> Array: ...
 
     @abstractmethod
     def learn(self, s: Array, y: Array, g: Array, expected: float) -> None:
-        """A step `s` changed the gradient by `y`, to `g`, where the model expected s @ y to be `expected`."""
+        """Learn that a step `s` changed the gradient by `y`, to `g`, where the model expected s @ y to be `expected`."""
 
     @abstractmethod
     def forget(self) -> None: ...
 
 
 class ArrayMatrix:
-    """A symmetric matrix (n, n) that the operations of its own library change, on the host or on a GPU."""
+    """A symmetric matrix (n, n), changed by the operations of its array library, on the host or on a GPU."""
 
     def __init__(self, matrix: Array) -> None:
         self.array = memory_of(matrix).array(matrix)
@@ -80,8 +80,8 @@ class ArrayMatrix:
 class DenseInverse(Direction):
     """The inverse Hessian as a matrix, of Broyden's family: BFGS or SSBroyden.
 
-    A step changes the matrix H to ``scale * H + sign_a * a a' + sign_b * b b'``. This change is not made at once, but in the
-    pass over the matrix that computes the next H y and H g, so that an iteration reads and writes each entry once.
+    A step changes the matrix H to ``scale * H + sign_a * a a' + sign_b * b b'``. This change is made later, in the pass over
+    the matrix that computes the next H y and H g. So an iteration reads and writes each entry once.
     """
 
     def __init__(self, p: Array, coefficients: Coefficients, state: Array | None = None) -> None:
@@ -149,7 +149,7 @@ def _squares(ss: float, sh: float, hh: float, s: Array, h: Array) -> tuple[Array
 
 
 def bfgs(h: float, b: float, n: int) -> tuple[float, float]:
-    """BFGS, whose matrix is widened where the function is less curved than the matrix says: the scale, and phi.
+    """The scale and phi of BFGS, whose matrix is widened if the function is less curved than the matrix says.
 
     The line search corrects a matrix that is too large in one step, but accepts the short unit steps of one that is too small.
     `h` is y'H y / s'y, and `b` is what the matrix expected s'y to be, divided by s'y.

@@ -214,7 +214,7 @@ class ResidualLoss(Loss):
     def record_equation(self, ops: Recorder, number: int, x: View, rows: Rows, t: View, residual: View, adjoints: Rows) -> None:
         """Record one equation of each point's term: its `residual` (batch,), times the root of the weight, and its slopes.
 
-        Arguments as of `record_series`. Terms that have fewer equations give zeros.
+        Arguments as of `record_series`. Terms with fewer equations give zeros.
         """
 
         def rooted(residuals: Sequence[tuple[Any, ...]], weights: Sequence[Expr]) -> Any:
@@ -225,7 +225,7 @@ class ResidualLoss(Loss):
 
     @property
     def equations(self) -> int:
-        """The most equations that a term has."""
+        """The largest number of equations of a term."""
         return max(len(residual.formula.outputs) for residual in self.residuals)
 
     def _operands(self, rows: Rows, x: View, t: View) -> list[View]:
@@ -236,7 +236,7 @@ class ResidualLoss(Loss):
     def _sloped(
         self, keys: Collection[tuple[int, Index]], combine: Callable[[Sequence[tuple[Any, ...]], Sequence[Expr]], Any]
     ) -> Replay:
-        """What `combine` makes of each term's residuals and weight, and its derivatives by the coefficients `keys`."""
+        """The value of `combine` for each term's residuals and weight, and its derivatives by the coefficients `keys`."""
         width, terms = len(self.coordinates), len(self.residuals)
         inputs = [Expr("input", value=k) for k in range(len(keys) + width + terms + len(self.data))]
         names = tuple(f"x{k}" for k in range(len(inputs)))
@@ -266,7 +266,7 @@ class ResidualLoss(Loss):
         return total
 
     def _transformed(self, symbols: Mapping[tuple[int, Index], Expr], coordinates: list[Expr]) -> list[Series]:
-        """The series of the outputs that the terms get."""
+        """The series of the outputs as the terms see them."""
         outputs: list[Series] = [
             {index: symbol for (which, index), symbol in symbols.items() if which == output}
             for output in range(len(self.outputs))

@@ -5,9 +5,9 @@
 >>> problem = ResidualProblem(("t", "x"), ("u",), [burgers, start])
 >>> train(net, p, problem.x, problem.t, problem.loss, Adam(1e-3), epochs=1000, batch_size=None)
 
-The derivatives are exact: the network is recorded for Taylor series, and the loss pulls back the cotangents of all
-coefficients at once (`chains.jets`). Source of the method: Raissi, Perdikaris and Karniadakis, "Physics-informed neural
-networks", Journal of Computational Physics 378, 2019.
+The derivatives are exact: the network is recorded for Taylor series, and the loss pulls back the cotangents of all coefficients
+together (`chains.jets`). Source of the method: Raissi, Perdikaris and Karniadakis, "Physics-informed neural networks", Journal
+of Computational Physics 378, 2019.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Term:
     points : array, shape (n, coordinates)
         Where the condition holds.
     data : mapping of arrays, each of shape (n,), optional
-        Numbers that belong to the points: coefficients, forcing, values to be met.
+        Numbers that belong to the points: coefficients, forcing, values to fit.
     weight : float, or array, shape (n,)
-        What the mean of the squared residuals over the points is multiplied by, or what each square is. Where an entry is 0,
-        the data may be NaN, so that one of two states can be observed.
+        A factor of the mean of the squared residuals, or a factor of each square. At a point of weight 0 the data may be NaN:
+        so one of two states can be observed.
     """
 
     residual: Callable[..., Any]
@@ -59,8 +59,8 @@ class Term:
 class ResidualProblem:
     """Equations and conditions as a training problem: points `x`, numbers `t` and a `loss`.
 
-    The loss is the sum over the terms of ``weight * mean(residual ** 2)``, with the mean over the term's points. It goes where
-    any other goes: ``net.value_and_grad(p, problem.x, problem.t, problem.loss)``, `train`, ``net.objective``.
+    The loss is the sum over the terms of ``weight * mean(residual ** 2)``, with the mean over the term's points. Use it like
+    any other loss: ``net.value_and_grad(p, problem.x, problem.t, problem.loss)``, `train`, ``net.objective``.
 
     Parameters
     ----------
@@ -71,13 +71,13 @@ class ResidualProblem:
     terms : sequence of Term
         The conditions.
     transform : callable, optional
-        A formula of outputs and coordinates whose values the terms get instead of the outputs, for conditions that must hold
-        exactly: ``lambda u, x: x * (1 - x) * u``.
+        A formula of outputs and coordinates. The terms get its values instead of the outputs, so that conditions hold exactly:
+        ``lambda u, x: x * (1 - x) * u``.
 
     Raises
     ------
     TypeError, ValueError
-        Where a name is unknown or not a word, and where points and data do not fit together.
+        If a name is unknown or not a word, and if points and data do not fit together.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ResidualProblem:
         )
 
     def evaluate(self, net: Any, p: np.ndarray, points: Any) -> dict[str, np.ndarray]:
-        """The outputs at some points, with the transform: by name, each of shape (n,).
+        """The outputs by name at some points, after the transform; each has shape (n,).
 
         Parameters
         ----------
@@ -134,12 +134,12 @@ class ResidualProblem:
         """The problem at points drawn from candidates, more of them where the residual is large.
 
         A candidate's probability is proportional to ``r ** k / mean(r ** k) + c``, where r is the norm of the term's equations
-        there, times the root of the weight where there is a weight for each point, and the mean is over the candidates of the
-        term. A candidate is drawn once at most. The new problem has the same shapes and the same loss, so that all calls run
+        there, and the mean is over the candidates of the term. If points have weights, r is multiplied by the root of the
+        weight. Each candidate is drawn at most once. The new problem has the same shapes and the same loss, so all calls use
         the programs of this one.
 
         Source: Wu, Zhu, Tan, Kartha and Lu, "A comprehensive study of non-adaptive and residual-based adaptive sampling for
-        physics-informed neural networks", 2023, where the method is called RAD; `k` and `c` are as there.
+        physics-informed neural networks", 2023, with the name RAD and the same `k` and `c`.
 
         Parameters
         ----------
@@ -152,11 +152,12 @@ class ResidualProblem:
             such as a boundary's; or ``dataclasses.replace(term, points=..., data=...)`` for a term with data, or with a weight
             for each point. For a single term, the sequence may be left out.
         seed : int
-            Of the draws; another one at each call gives other points of the same candidates.
+            The seed of the draws. Another seed draws other points from the same candidates.
         k : float
             The power of the residual; 0 draws all candidates with the same probability.
         c : float
-            How much of the probability does not depend on the residual. With 0, candidates with a residual of 0 are not drawn.
+            The part of the probability that does not depend on the residual. With 0, candidates with a residual of 0 are not
+            drawn.
 
         Returns
         -------
@@ -255,7 +256,7 @@ def _pool(term: Term, given: Any, number: int) -> Term:
 
 
 def _density(r: np.ndarray, k: float, c: float, number: int) -> np.ndarray:
-    """What the probabilities of candidates with residuals `r` are proportional to."""
+    """The unnormalised probabilities of candidates with residuals `r`."""
     wrong = ~np.isfinite(r)
     if wrong.any():
         raise ValueError(f"the residual of term {number} is {r[wrong][0]} at candidate {int(np.argmax(wrong))}")
@@ -296,7 +297,9 @@ def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
 
 
 def _weights(weight: Any, count: int, number: int) -> np.ndarray:
-    """The weight of each point. Raises TypeError or ValueError unless it is one positive number, or one for each, 0 too."""
+    """The weight of each point. Raises TypeError or ValueError unless it is a positive number, or one number from 0 for each
+    point.
+    """
     if np.ndim(weight) == 0:
         check_number("weight", weight, "in (0, inf)")
     weights = np.asarray(weight, np.float64)

@@ -15,13 +15,13 @@ from chains.support.checks import check_flags, check_number
 
 
 class AdaptiveWeights:
-    """Weights that a residual problem gets anew now and then; `update` makes the problem that has them.
+    """Weights of a residual problem that change during training; `update` makes the problem with the new weights.
 
     A point's weight is the square of a number that follows the size of its residual,
     ``decay * number + rate * (floor + (1 - floor) * abs(r) / max(abs(r)))``, with the maximum over the points of its term. The
-    weights of a term have the mean 1, so that the loss keeps its scale. At other points the numbers begin again, where they
-    would be if residuals had always been as they are.
-    A term's factor is the mean of the norms of all terms' gradients, divided by the norm of this term's; it moves by a tenth.
+    weights of a term have the mean 1, so that the loss keeps its scale. For new points the numbers start from the limit that
+    they would reach with the present residuals. A term's factor is the mean of the norms of all terms' gradients, divided by
+    the norm of this term's; it moves by a tenth.
 
     Source: Anagnostopoulos, Toscano, Stergiopulos and Karniadakis, "Residual-based attention in physics-informed neural
     networks", CMAME 421, 2024 (points); Wang, Teng and Perdikaris, "Understanding and mitigating gradient flow pathologies in
@@ -35,16 +35,16 @@ class AdaptiveWeights:
     terms : bool
         Whether terms have factors.
     decay : float
-        How much of a point's number is left at an update, in [0, 1).
+        The share of a point's number that an update keeps, in [0, 1).
     rate : float
-        How much an update adds where the residual is largest.
+        The amount that an update adds at the largest residual.
     floor : float
-        The number that a point without a residual tends to, as a part of that where the residual is largest.
+        The limit of the number of a point without a residual, as a share of that at the largest residual.
 
     Raises
     ------
     TypeError, ValueError
-        For settings that make no sense.
+        For settings that are not valid.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class AdaptiveWeights:
         p : array, shape (n_params,)
             Its parameters.
         problem : ResidualProblem
-            The problem as it was stated, not one that `update` has made.
+            The original problem, not one that `update` has made.
 
         Raises
         ------
         ValueError
-            Where a residual or a gradient is not finite.
+            If a residual or a gradient is not finite.
         """
         t, terms = problem.t.copy(), len(problem.terms)
         if self.points:
@@ -121,19 +121,19 @@ class AdaptiveWeights:
         return self.factors
 
     def numbers(self) -> dict[str, float]:
-        """What a history records: the factor of each term, and the mean of the points' numbers, of which 1 is the most."""
+        """The numbers for a history: the factor of each term, and the mean of the points' numbers, which is at most 1."""
         found = {} if self.factors is None else {f"factor {k}": float(each) for k, each in enumerate(self.factors)}
         if self._numbers is not None:
             found["mean number"] = float(self._numbers.mean() * (1.0 - self.decay) / self.rate)
         return found
 
     def state(self) -> dict[str, np.ndarray]:
-        """The numbers as arrays, to be saved with parameters."""
+        """The numbers as arrays, to save with parameters."""
         arrays = {"factors": self.factors, "numbers": self._numbers, "at": self._at}
         return {name: array for name, array in arrays.items() if array is not None}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Continue from what `state` gave.
+        """Continue from the result of `state`.
 
         Parameters
         ----------

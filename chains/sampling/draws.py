@@ -16,24 +16,24 @@ MAX_LINES = 20  # of chains that are drawn one by one
 
 @dataclass(eq=False, repr=False)
 class Draws:
-    """What `sample` returns.
+    """The result of `sample`.
 
     Parameters
     ----------
     p : array, shape (chains, draws, n_params)
         The parameters drawn.
     energy : array, shape (chains, draws), float64
-        Minus the logarithm of the density at each draw, but for a constant: loss and penalty, divided by the temperature.
+        Minus the logarithm of the density at each draw, up to a constant: loss and penalty, divided by the temperature.
     accepted : array, shape (chains,)
         The share of the trajectories whose ends became draws.
     diverged : array, shape (chains,)
-        How many trajectories diverged: their energy rose by more than 1,000, or was not finite.
+        The number of trajectories that diverged: their energy rose by more than 1,000, or was not finite.
     step_size : float
         The time of a leapfrog step.
     inverse_mass : array, shape (n_params,)
         The squares of the scales on which parameters move.
     stopped : str, optional
-        Why there are fewer draws than were asked for.
+        The reason why there are fewer draws.
     """
 
     p: np.ndarray
@@ -50,7 +50,7 @@ class Draws:
         Parameters
         ----------
         n : int, optional
-            How many, evenly spread over the draws; None for all.
+            The number of networks, evenly spread over the draws; None for all.
 
         Returns
         -------

@@ -30,8 +30,8 @@ class Laplace:
     """The normal approximation of a posterior, at the parameters of a trained network.
 
     The prior is normal, with mean 0 and the same precision for all parameters. With `SquaredLoss` or `MSELoss` the targets have
-    normal noise; `BCEWithLogitsLoss` and `CrossEntropyLoss` are likelihoods of classes. A `noise` or `prior_precision` that is
-    not given is chosen by the evidence, the marginal likelihood of the data.
+    normal noise; `BCEWithLogitsLoss` and `CrossEntropyLoss` are likelihoods of classes. By default, `noise` and
+    `prior_precision` are chosen by the evidence, the marginal likelihood of the data.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class Laplace:
     Attributes
     ----------
     noise, prior_precision : float
-        As given or chosen; the noise is 1 for classes.
+        The values given or chosen; the noise is 1 for classes.
     log_evidence : float
         The logarithm of the evidence. Compare networks by it.
     effective_parameters : float
-        How many parameters the data determine: between 0 and the number of uncertain ones.
+        The number of parameters that the data determine: between 0 and the number of uncertain ones.
 
     Raises
     ------
@@ -213,7 +213,7 @@ class Laplace:
         n : int
             How many.
         seed : int
-            Decides them.
+            The seed of the draws.
         """
         rng = np.random.default_rng(arguments.check_seed(seed))
         z = rng.normal(size=(check_count("n", n), self._where.size))

@@ -28,19 +28,20 @@ MAX_RISE = 1000.0  # of the energy along a trajectory that counts as one
 
 @dataclass(frozen=True)
 class HMC:
-    """Hamiltonian Monte Carlo: draws are ends of trajectories, which the gradient bends, accepted by their energies.
+    """Hamiltonian Monte Carlo: draws are the ends of trajectories along the gradient, accepted by their energies.
 
     Parameters
     ----------
     temperature : float
         Of the density ``exp(-(loss + penalty) / temperature)``; see `SGLD`.
     leapfrog_steps : int
-        The most leapfrog steps of a trajectory. Each has a random number of them, from half of that on, the same in all chains.
+        The largest number of leapfrog steps of a trajectory. The number is random, from half of it on, and the same in all
+        chains.
     step_size : float, optional
-        The time of a leapfrog step, with masses of 1. By default, warming up finds it, and the masses: the inverse variances of
-        the parameters.
+        The time of a leapfrog step, with masses of 1. By default, the warm-up finds the time and the masses, which are the
+        inverse variances of the parameters.
     target : float
-        The share of trajectories that warming up makes accepted, by a shorter or longer time.
+        The share of accepted trajectories that the warm-up aims at.
 
     Raises
     ------
@@ -84,13 +85,13 @@ def sample(
     net : Chain
         The network, without random numbers and without a state.
     p : array, shape (n_params,) or (chains, n_params), float32 or float64
-        Where each chain begins, such as rows of `net.init_many` after some training. It is not changed.
+        The start of each chain, such as rows of `net.init_many` after some training. It is not changed.
     x : array, shape (samples, *input_shape), or (chains, samples, *input_shape)
         The inputs.
     t : array
         The targets, in the shape that the loss takes.
     loss : Loss
-        The mean over the samples is what the temperature divides.
+        The loss; the temperature divides its mean over the samples.
     method : HMC
         The sampler.
     draws : int
@@ -122,7 +123,7 @@ def sample(
     TypeError, ValueError
         For arguments that do not fit; for a network that draws random numbers or has a state.
     FloatingPointError
-        If the loss of a chain is not finite where it begins.
+        If the loss at the start of a chain is not finite.
     """
     checks.check_order(network_of(net), p, x, "sample(net, p, x, t, loss, method)")
     if is_elsewhere(p):
@@ -187,7 +188,7 @@ class _Chains:
         return Draws(positions, energies, accepted / max(1, made), diverged, self._time, self._inverse_mass.copy(), stopped)
 
     def _begin(self) -> None:
-        """Raise FloatingPointError for a chain whose energy is not finite where it begins."""
+        """Raise FloatingPointError for a chain whose first energy is not finite."""
         energy = self._trajectory(1e-300, 1)[0]
         if not np.isfinite(energy).all():
             row = int(np.argmin(np.isfinite(energy)))
@@ -232,10 +233,10 @@ class _Chains:
         return int(self._rng.integers((most + 1) // 2, most, endpoint=True))
 
     def _trajectory(self, time: float, leapfrog_steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Move the chains along a trajectory each, or leave them where they are.
+        """Move each chain along a trajectory, or leave it where it is.
 
-        Returns for each chain the energy where it is now, the probability with which it moved, whether it did, and how much
-        the energy rose along the trajectory.
+        Returns for each chain its energy, the probability of the move, whether it moved, and the rise of the energy along the
+        trajectory.
         """
         momenta, inverse_mass, moves = self._momenta, self._inverse_mass, self._trajectories.moves
         momenta[...] = self._rng.standard_normal(momenta.shape) * np.where(moves, 1 / np.sqrt(inverse_mass), 0.0)
@@ -261,7 +262,7 @@ class DualAveraging:
         self.begin(time)
 
     def begin(self, time: float) -> None:
-        """Forget all trajectories, and look about this time."""
+        """Forget all trajectories, and search near this time."""
         self._center, self._error, self._mean, self._count = math.log(10 * time), 0.0, math.log(time), 0
         self.time = time
 
@@ -277,7 +278,7 @@ class DualAveraging:
 
     @property
     def final(self) -> float:
-        """The time after warming up."""
+        """The time after the warm-up."""
         return math.exp(self._mean)
 
 

@@ -1,4 +1,4 @@
-"""Optimisers whose steps draw from a posterior, or describe it.
+"""Optimisers whose steps draw from a posterior or describe it.
 
 A loss L, the mean over the samples, with a penalty stands for a posterior: its density is proportional to ``exp(-L / T)``,
 where T is the `temperature`. For N samples with normal noise of variance s^2, ``SquaredLoss`` needs ``T = s^2 / N``, and a
@@ -26,8 +26,8 @@ from chains.support.messages import shown
 class SGLD(Optimizer):
     """Stochastic gradient Langevin dynamics: p -= rate * g + sqrt(2 * rate * temperature) * z, with normal numbers z.
 
-    With a small rate, the parameters of the steps are draws from ``exp(-L / temperature)``. The numbers z depend on `seed` of
-    `train` and the step alone: they are the same on every backend but for rounding. Source: Welling and Teh 2011.
+    With a small rate, the parameters of the steps are draws from ``exp(-L / temperature)``. The numbers z depend only on `seed`
+    of `train` and the step: they are the same on every backend to rounding. Source: Welling and Teh 2011.
 
     Parameters
     ----------
@@ -74,16 +74,16 @@ class SGLD(Optimizer):
 class SWAG(SGD):
     """Gradient descent that keeps mean and variance of the parameters along its trajectory (SWAG-Diagonal).
 
-    The parameters count after step `start`, counted from 0, and then after each further `every` steps. With a high, constant
-    rate, these moments describe the posterior about the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it.
-    Training is that of `SGD`. Source: Maddox et al. 2019.
+    The parameters are counted after step `start`, from 0, and then after every `every` steps. With a high, constant rate, these
+    moments describe the posterior around the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it. Training is
+    that of `SGD`. Source: Maddox et al. 2019.
 
     Parameters
     ----------
     learning_rate, momentum, nesterov
         As of `SGD`.
     start, every : int
-        The step after which parameters count first, and the number of steps to the next time.
+        The step after which parameters are first counted, and the number of steps to the next count.
     clip_norm, sparse
         As of `Optimizer`.
 

@@ -28,8 +28,9 @@ PIECE = 1 << 23  # operations of all chains between two looks for Ctrl-C, about 
 class Leapfrog(Optimizer):
     """Parameters move in the potential ``loss / temperature``; the states are a momentum and an inverse mass for each.
 
-    A trajectory of `leapfrog_steps` is ``leapfrog_steps + 1`` steps of the optimiser from step 0 on. The first and the last one
-    change the momentum by half a kick, and the last one leaves p where it is: their losses are those of the trajectory's ends.
+    A trajectory of `leapfrog_steps` is ``leapfrog_steps + 1`` steps of the optimiser from step 0 on. The first and the last
+    step change the momentum by half a kick, and the last step does not move p: their losses are those at the ends of the
+    trajectory.
 
     Parameters
     ----------
@@ -79,9 +80,9 @@ class Posterior:
 
 
 class Trajectories:
-    """The compiled leapfrog of a posterior from the rows of `p`, which move along.
+    """The compiled leapfrog of a posterior, which moves the rows of `p`.
 
-    Raises TypeError or ValueError where data do not fit, and for a network whose loss depends on more than its parameters.
+    Raises TypeError or ValueError if data do not fit, and for a network whose loss depends on more than its parameters.
     """
 
     def __init__(self, posterior: Posterior, p: np.ndarray, finite: bool) -> None:
@@ -129,8 +130,8 @@ class Trajectories:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Move the rows from these momenta by `leapfrog_steps` steps of `time` each, and change the momenta.
 
-        Returns the potentials, minus the logarithms of the density, at the beginnings and at the ends; infinity where a loss
-        is not finite. `check` is called now and then, and may raise.
+        Returns the potentials, minus the logarithms of the density, at the beginnings and at the ends; infinity if a loss is
+        not finite. `check` is called regularly, and may raise.
         """
         self._tune(time, leapfrog_steps)
         self._steps[:] = 0.0

@@ -1,4 +1,4 @@
-"""Fits of differential equations to long series, which are cut into segments with trained initial states.
+"""Fits of differential equations to long series, cut into segments with trained initial states.
 
 Source: Bock, "Numerical treatment of inverse problems in chemical reaction kinetics", 1981; for networks within equations
 Turan and Jäschke, arXiv 2109.06786.
@@ -32,7 +32,7 @@ CONTINUITY = (1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Shot:
-    """What `MultipleShooting.fit` found."""
+    """The result of `MultipleShooting.fit`."""
 
     p: np.ndarray  # the parameters of `Chain(ode)`
     starts: np.ndarray  # the initial states (series, n)
@@ -49,12 +49,12 @@ class Shot:
 class MultipleShooting:
     """The fit of a differential equation to observed series, which are cut into segments.
 
-    A fit that begins with the whole series seldom finds the way where solutions oscillate or are unstable: far from the start
-    they hardly depend on it, or far too much. A segment's solution stays near what was observed. Its initial state is trained,
-    and the gaps between segments are made small.
+    A fit of the whole series often fails if solutions oscillate or are unstable: far from the start they depend on the
+    parameters hardly at all, or far too much. The solution of a segment stays near the observations. Its initial state is
+    trained, and the gaps between segments are made small.
 
-    The loss is half the sum of the squared errors, in units of the standard deviation of each number of the state, and
-    `continuity` times that of the gaps, over the number of segments of all series.
+    The loss is half the sum of the squared errors plus `continuity` times half the sum of the squared gaps, divided by the
+    number of segments of all series. Errors and gaps are in units of the standard deviation of each number of the state.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class MultipleShooting:
     observed : array, shape (times, n) or (series, times, n)
         The states; NaN where a number was not observed.
     segments : int
-        How many there are in a series. With 1, the solutions are continuous.
+        The number of segments of a series. With 1, the solutions are continuous.
     given : array, shape (series, given), optional
         The `given` features of the equation.
     starts : array, shape (n,) or (series, times, n), optional
-        What to begin with for numbers that were not observed. Others begin with what was observed, interpolated in time.
+        The initial guess of numbers that were not observed. The guess of others is interpolated from the observations.
     backend : str or backends.Cupy
         As of `Chain`.
 
@@ -126,7 +126,7 @@ class MultipleShooting:
         self.net = Chain(Shooting(ode, features, n), input_shape=(2, len(rows)), backend=backend)
 
     def _is_counted(self) -> np.ndarray:
-        """Of which times of segments the errors count: one that two segments share counts for the second."""
+        """The times of segments whose errors count. A time that two segments share counts for the second."""
         counted = self._places < len(self.times)
         counted[:-1, -1] = False
         return counted
@@ -141,7 +141,7 @@ class MultipleShooting:
         return len(self.x) * self.observed.shape[2]
 
     def start(self, p: Any) -> np.ndarray:
-        """Where a fit begins: the initial states of all segments, from the observations, and the equation's parameters.
+        """The start of a fit: the initial states of all segments, from the observations, and the equation's parameters.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class MultipleShooting:
         self, p: Any, *, continuity: Sequence[float] = CONTINUITY, method: str = "LM", maxiter: int = 100,
         ftol: float = 1e-6, progress: bool | None = None,
     ) -> Shot:  # fmt: skip
-        """Fit with one weight of the gaps after the other, then once more with continuous solutions.
+        """Fit with each weight of the gaps in turn, then with continuous solutions.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class MultipleShooting:
         method : str
             Of `minimize`.
         maxiter : int
-            The most iterations of each fit.
+            The largest number of iterations of each fit.
         ftol : float
             A fit ends when an iteration lowers the loss by at most `ftol` times max(loss, 1).
         progress : bool, optional
@@ -250,7 +250,7 @@ class MultipleShooting:
 
 
 def _filled(times: np.ndarray, observed: np.ndarray, starts: Any) -> np.ndarray:
-    """The observations, interpolated where there are none; where a number was never observed, `starts`."""
+    """The observations, interpolated where some are missing; `starts` for a number that was never observed."""
     filled = observed.copy()
     wanted = None
     if starts is not None:
@@ -273,6 +273,6 @@ def _filled(times: np.ndarray, observed: np.ndarray, starts: Any) -> np.ndarray:
 
 
 def _deviations(states: np.ndarray) -> np.ndarray:
-    """The standard deviation of each number of the state, over all series; 1 where it never changes."""
+    """The standard deviation of each number of the state, over all series; 1 for one that never changes."""
     deviation = states.reshape(-1, states.shape[2]).std(axis=0)
     return np.where(deviation > 0.0, deviation, 1.0)

@@ -1,7 +1,7 @@
-"""A residual problem solved in one call: Adam, then a quasi-Newton method in rounds, with points and weights renewed between.
+"""A residual problem solved in one call: Adam, then a quasi-Newton method in rounds, each with new points and weights.
 
-A round is a function of the parameters, the matrix of the method, the weights and its number. These are what a checkpoint
-holds, so that a resumed run has the bits of one that was never interrupted.
+A round is a function of the parameters, the matrix of the method, the weights and its number. A checkpoint holds these, so a
+resumed run has the bits of one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 
 @dataclass
 class Solution:
-    """What `solve` found: the parameters `p`, and a history with one entry for Adam and one for each round."""
+    """The result of `solve`: the parameters `p`, and a history with one entry for Adam and one for each round."""
 
     p: np.ndarray
     problem: ResidualProblem  # at the last points, with the last weights
@@ -52,7 +52,7 @@ class Solution:
     seconds: list[float] = field(default_factory=list)
     weights: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    stopped: str = ""  # why it ended before the last iteration, or empty
+    stopped: str = ""  # the reason for an early end, or empty
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the loss and the metrics over the iterations with matplotlib.
@@ -65,7 +65,7 @@ class Solution:
         Returns
         -------
         Axes
-            What was drawn on.
+            The axes.
         """
         ax = new_axes() if ax is None else ax
         ax.semilogy(self.iterations, self.loss, label="loss")
@@ -97,14 +97,14 @@ def solve(
     metrics: dict[str, Callable[[np.ndarray], float]] | None = None, seed: int = 0, seconds: float | None = None,
     progress: bool | None = None, checkpoint: str | os.PathLike[str] | None = None, resume: bool = False,
 ) -> Solution:  # fmt: skip
-    """Solve a residual problem: Adam, then a quasi-Newton method on points that are drawn anew by the residual.
+    """Solve a residual problem: Adam, then a quasi-Newton method on new points that are drawn by the residual.
 
     Parameters
     ----------
     net : Chain
         The network.
     p : array, shape (n_params,), float64
-        Where to begin; it is left as it is.
+        The parameters to begin with. They are not changed.
     problem : ResidualProblem
         The equations and conditions.
     adam : int
@@ -114,40 +114,41 @@ def solve(
     iterations : int
         Iterations of the quasi-Newton method, in rounds of `every`; its matrix is kept from round to round.
     every : int
-        Iterations of a round, before which points are drawn and weights are updated.
+        Iterations of a round. Before each round points are drawn and weights updated.
     method : str
         "SSBroyden", "BFGS" or "L-BFGS".
     candidates : function, array or sequence, optional
-        What points are drawn from, as `ResidualProblem.resampled` takes it, or a function of a seed that gives it, so that
-        each round has its own. None keeps the problem's points.
+        The points to draw from, as in `ResidualProblem.resampled`, or a function of a seed that returns them for each round.
+        None keeps the problem's points.
     k, c : float
-        How points are drawn, see `ResidualProblem.resampled`.
+        The settings of the draws, see `ResidualProblem.resampled`.
     weights : AdaptiveWeights, optional
         Weights to update before each round, and every 100 steps of Adam. The object is updated in place.
     metrics : dict of functions, optional
-        Functions of the parameters that give numbers, such as an error, recorded after Adam and after each round.
+        Functions of the parameters that return a number, such as an error; recorded after Adam and after each round.
     seed : int
-        Of the points: the same seed gives the same run.
+        The seed of the points. The same seed gives the same run.
     seconds : float, optional
         No round begins after this time; a resumed run counts the time before.
     progress : bool, optional
         Whether to show a bar. None shows one on terminals and in notebooks, True lines of text elsewhere.
     checkpoint : path, optional
-        A folder, in which a file is written after Adam and after each round. It belongs to one run.
+        A folder for the checkpoint, which is written after Adam and after each round. It belongs to one run.
     resume : bool
-        Whether to continue, with identical bits, from the checkpoint in that folder, if there is one. All other arguments
-        must be as they were, but `iterations` and `seconds` may be larger.
+        Whether to continue, with identical bits, from the checkpoint in that folder, if there is one. `iterations` and
+        `seconds` may be larger than before; all other arguments must be the same.
 
     Returns
     -------
     Solution
-        The parameters and the history. Ctrl-C ends it after an iteration: `p` is that of the last one, and ``stopped`` says so.
+        The parameters and the history. Ctrl-C ends the run after an iteration: `p` is that of the last one, and ``stopped`` has
+        the reason.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments that make no sense, for a checkpoint that is damaged or of other settings, and for a folder that another
-        run writes to.
+        For invalid arguments, for a checkpoint that is damaged or has other settings, and for a folder that another run writes
+        to.
     """
     check_net(net)
     check_is("problem", problem, ResidualProblem, "a ResidualProblem")
@@ -184,7 +185,7 @@ def solve(
 
 
 class _Run:
-    """The rounds of a run, and what each leaves to the next."""
+    """The rounds of a run, and the numbers that each passes to the next."""
 
     def __init__(
         self, net: Chain, p: np.ndarray, problem: ResidualProblem, weights: AdaptiveWeights | None, method: str, every: int,

@@ -21,7 +21,7 @@ from chains.support.messages import counted
 from chains.training.history import Position
 from chains.training.resume import SOURCE, text_of
 
-# The attributes of a source, if it has them, that decide its batches.
+# Attributes that decide the batches of a source, if it has them.
 SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", "scale")
 
 
@@ -98,7 +98,7 @@ def _check_batch_size(network: Network, samples: int, batch_size: int | None, dr
 
 
 def check_source(x: Any, p: np.ndarray, comm: Any, **given: Any) -> None:
-    """Raise TypeError or ValueError unless the batches can come from `x`, and if an argument is given that they decide."""
+    """Raise TypeError or ValueError unless `x` can be a source, and for arguments that a source decides."""
     if p.ndim > 1:
         raise ValueError("`t` is missing: an ensemble is trained on arrays, not on a source of batches")
     if comm is not None:
@@ -119,7 +119,7 @@ def source_epoch(source: Any) -> int | None:
 
 
 def source_settings(source: Any, seed: Any) -> dict[str, Any]:
-    """What decides the batches of a source, as far as known; of a source that prefetches another one, that one's."""
+    """The known settings of a source; for a source that prefetches another one, the settings of the other."""
     while hasattr(source, "batches"):
         source = source.batches
     try:
@@ -140,9 +140,9 @@ class SourceBatches:
     """The batches of a source, (x, t) or (x, t, weights): every pass over it is an epoch, of `epochs` to do.
 
     The first batch is taken immediately: its shapes decide the program. The passes continue at `position`, after the batches
-    already seen; if the source counts its passes in an attribute `epoch`, in the pass of that number. `check_finite` refuses
-    infinities and NaN in the batches. Raises TypeError or ValueError if `source` cannot be continued, or its first batch does
-    not fit.
+    already seen. If the source counts its passes in an attribute `epoch`, they continue in the pass of that number.
+    `check_finite` refuses infinities and NaN in the batches. Raises TypeError or ValueError if `source` cannot be continued, or
+    its first batch does not fit.
     """
 
     def __init__(

@@ -45,16 +45,16 @@ class Saved:
 
 
 class Checkpoint:
-    """Where, how often and how many checkpoints a run writes: ``train(..., checkpoint=Checkpoint("folder", every="60s"))``.
+    """The folder, interval and number of checkpoints of a run: ``train(..., checkpoint=Checkpoint("folder", every="60s"))``.
 
     Parameters
     ----------
     folder
-        Made where it is missing. It belongs to one run.
+        The folder; it is made if it is missing. It belongs to one run.
     every
         Whole numbers are epochs, floats are seconds, texts have a unit: "5 epochs", "1000 steps", "60s", "10 min". None: after
-        epochs, so often that writing takes at most a twentieth of the time. A checkpoint is also written at the beginning and
-        at the end, even after Ctrl-C.
+        epochs, at an interval at which writing takes at most a twentieth of the time. A checkpoint is also written at the
+        beginning and at the end, even after Ctrl-C.
     keep
         The number of latest checkpoints to keep.
     best
@@ -63,10 +63,9 @@ class Checkpoint:
     mode
         "min" or "max": whether smaller or larger values are better.
 
-    A file is written under another name and then moved to its place, so that a run killed at any moment leaves whole files.
-    While a run writes to the folder, a file there locks it against others. On a full disk, the oldest checkpoint is deleted
-    before the next one is written, not after. The format is safetensors. Raises TypeError or ValueError for settings that make
-    no sense.
+    A file is written under another name and then renamed, so that a run killed at any moment leaves whole files. During a run,
+    a file in the folder locks it. On a full disk, the oldest checkpoint is deleted before the next one is written, not after.
+    The format is safetensors. Raises TypeError or ValueError for settings that make no sense.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ def as_checkpoint(checkpoint: Any) -> Checkpoint | None:
 
 
 def parse_every(every: Any) -> tuple[str, float]:
-    """The unit, "epochs", "steps", "seconds" or "share", and how many. Raises TypeError or ValueError for anything else."""
+    """The unit, "epochs", "steps", "seconds" or "share", and the number. Raises TypeError or ValueError for anything else."""
     if every is None:
         return "share", 0.05
     if isinstance(every, str):
@@ -154,7 +153,7 @@ def files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def load(path: Path, argument: str = "resume") -> Saved:
-    """The last whole checkpoint of a folder, or the checkpoint in a file. Raises ValueError where there is none."""
+    """The last whole checkpoint of a folder, or the checkpoint in a file. Raises ValueError if there is none."""
     wanted = f"`{argument}` must be a folder of checkpoints"
     if not path.is_dir():
         try:
@@ -220,7 +219,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _read(path: Path) -> Saved:
-    """A checkpoint from its file. Raises DamagedFileError where it is none, OSError as `open` does."""
+    """A checkpoint from its file. Raises DamagedFileError for any other file, OSError as `open` does."""
     arrays, texts = storage.read(path)
     try:
         about = json.loads(texts["text"])

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run: when the next is due, its contents, and which ones are kept."""
+"""Writes the checkpoints of a run: the time of the next one, its contents, and which ones are kept."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class CheckpointWriter:
         return steps.step == 0 and (steps.epoch if unit == "epochs" else time.monotonic()) >= self._next
 
     def look(self) -> None:
-        """Look at the watched quantity of the finished epoch, which may be the best one."""
+        """Compare the watched quantity of the finished epoch with the best one."""
         value = self._history.latest(self.watched)
         least = self._best.get("value", np.inf if self._checkpoint.mode == "min" else -np.inf)
         if value < least if self._checkpoint.mode == "min" else value > least:
@@ -122,7 +122,7 @@ class CheckpointWriter:
         try:
             storage.write(saved.path, arrays, texts)
         except OSError as error:
-            # Of those before the next one, the latest stays: there is always one that is whole.
+            # The latest one stays, so that there is always a whole checkpoint.
             if error.errno not in FULL_DISK or not self._delete(self._steps.total, max(self._checkpoint.keep - 1, 1)):
                 raise
             storage.write(saved.path, arrays, texts)
@@ -135,7 +135,7 @@ class CheckpointWriter:
         return len(older[keep:])
 
     def _snapshot(self, name: str, take: Callable[[Any], np.ndarray]) -> Saved:
-        """The run as of now, for the file of this name; `take` gets the vectors in host memory, and copies them or not.
+        """The present state of the run, for the file of this name; `take` gets the vectors in host memory, copied or not.
 
         The lists of the history are not copied, although they may grow before the file is written.
         """
@@ -155,7 +155,7 @@ class CheckpointWriter:
 
 
 def watched_quantity(checkpoint: Checkpoint, names: Sequence[str]) -> str:
-    """The quantity whose best epoch is kept; empty for none. Raises ValueError for one that is not recorded."""
+    """The quantity whose best epoch is kept, or empty. Raises ValueError for a quantity that is not recorded."""
     if checkpoint.best is None or (checkpoint.best == "validation loss" and "validation loss" not in names):
         return ""
     if checkpoint.best not in names:

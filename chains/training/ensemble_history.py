@@ -20,11 +20,10 @@ BAND = (0.05, 0.95)  # quantiles of the members' numbers
 
 @dataclass(eq=False)
 class EnsembleHistory(History):
-    """What happened to each member in each epoch: the entries of a `History`'s lists are arrays, shape (members,).
+    """The record of a training run of an ensemble: the entries of a `History`'s lists are arrays, shape (members,).
 
-    ``history[m]`` is the history of member m as it would be alone. `ended` has the members that ended before the others, with
-    the number of epochs and the reason; their numbers are NaN afterwards. ``print(history)`` shows means and extremes of the
-    others.
+    ``history[m]`` is the history of member m as it would be alone. `ended` has the members that ended early, with the number of
+    epochs and the reason. Their later numbers are NaN. ``print(history)`` shows means and extremes of the other members.
     """
 
     members: int = 0
@@ -57,7 +56,7 @@ class EnsembleHistory(History):
         return float(kept.mean()) if kept.size else float("nan")
 
     def __getitem__(self, member: int) -> History:
-        """The history of a member, as it would be alone. Raises IndexError where there is no such member."""
+        """The history of a member, as it would be alone. Raises IndexError for any other number."""
         if not -self.members <= member < self.members:
             raise IndexError(f"there is no member {member}: this is the history of {counted(self.members, 'member')}")
         member = range(self.members)[member]

@@ -21,7 +21,7 @@ from chains.training.history import History
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
 PLACES = ("x", "t", "lengths", "weights")  # in the argument `validation`
-PIECE_BYTES = 1 << 26  # of intermediate results on validation data at once
+PIECE_BYTES = 1 << 26  # of intermediate results in a piece of the validation data
 MIN_PIECE_SAMPLES = 32  # samples, so that there is work to share however large they are
 
 
@@ -66,12 +66,12 @@ class Evaluator:
         self.arrays = self._by_argument(self._data)
         t = self._data[0]["t"]
         for metric in metrics:
-            if getattr(metric, "__module__", "") == accuracy.__module__:  # others may count their calls
+            if getattr(metric, "__module__", "") == accuracy.__module__:  # other metrics may count their calls
                 _value(metric, on_host(t[:1]), np.zeros((1, *net.output_shape)))
         self._pieces = _pieces(self._network, p if p.ndim == 1 else p[0], len(t))
 
     def _checked(self, validation: Sequence[Any]) -> dict[str, Any]:
-        """The arrays in the memory of the parameters. Raises TypeError or ValueError where they do not fit the network."""
+        """The arrays in the memory of the parameters. Raises TypeError or ValueError if they do not fit the network."""
         network, loss, known = self._network, self._loss, self._network.declaration
         x = arguments.check_input(validation[0], network.input_shape, "validation[0]", ids=network.id_count)
         counts, weights = (*validation, None, None)[2:4]

@@ -1,7 +1,7 @@
 """A folder of checkpoints is written by one training at a time.
 
-The lock is one of the operating system on a file of the folder, so that it ends with its process, however that ends. The file
-names the process for the message that others get.
+The operating system locks a file of the folder, so the lock ends with its process, whatever happens. The file holds the number
+of the process, for the error of another training.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOSPC)  # file 
 class FolderLock:
     """The lock of a folder, as a context, which makes the folder.
 
-    Raises ValueError, which names the other process, where another training has the lock. If nothing was written to a folder
-    that the context has made, its end removes it.
+    Raises ValueError, with the number of the other process, if another training has the lock. A folder that the context has
+    made is removed at its end if nothing was written to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -96,7 +96,7 @@ class FolderLock:
 
 
 def _lock(file: Any) -> None:
-    """Lock a file. Raises OSError with a number of `TAKEN` where another has done so."""
+    """Lock a file. Raises OSError with a number of `TAKEN` if another process has locked it."""
     if sys.platform == "win32":
         file.seek(LOCKED_BYTE)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)

@@ -1,4 +1,4 @@
-"""Processes that train together decide together how far to train, so that none waits for one that has ended.
+"""Processes that train together agree how far to train, so that none waits for a process that has ended.
 
 Between two runs of steps, all processes synchronise: they exchange how far each may train, and whether one has to stop. A
 process that fails elsewhere takes part in the next exchange of the others. Nothing else is exchanged outside of steps.
@@ -145,7 +145,7 @@ def processes_of(comm: Any) -> AbstractContextManager[Processes | None]:
 
 
 def check_divided(batches: ArrayBatches, optimizer: Optimizer, processes: int) -> None:
-    """Raise ValueError where a batch has fewer samples than there are processes, and for an optimiser they cannot share."""
+    """Raise ValueError for a batch with fewer samples than processes, and for an optimiser that they cannot share."""
     batch_size = batches.batch_size
     if batch_size < processes:
         raise ValueError(f"`batch_size` (={batch_size}) must be at least {processes}, the processes of `comm`, which divide it")

@@ -30,7 +30,7 @@ SOURCE = "len(x)"  # the number of batches a pass, for sources only
 
 @dataclass
 class Start:
-    """Where a run starts: the history that it extends, the optimiser's state that it updates, its position within an epoch.
+    """The start of a run: the history that it extends, the optimiser's state that it updates, its position within an epoch.
 
     `saved` is the checkpoint to continue, if any; `run` is the identity of the run.
     """
@@ -68,7 +68,7 @@ class Start:
         return self.position
 
     def vectors(self, p: np.ndarray, state: np.ndarray | None) -> dict[str, np.ndarray | None]:
-        """The vectors that training begins with: those of the checkpoint, if there is one; of members that still train."""
+        """The vectors of members that still train: those of the checkpoint, if there is one."""
         vectors = {"p": p, "state": state} if self.saved is None else {"p": self.saved.p, "state": self.saved.state}
         if isinstance(self.history, EnsembleHistory):
             return {name: None if rows is None else rows[self.history.running] for name, rows in vectors.items()}
@@ -83,7 +83,7 @@ class Start:
         self.restored = True
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """Raise ValueError where the checkpoint's history records other quantities than these."""
+        """Raise ValueError if the checkpoint's history records other quantities."""
         then = [] if self.saved is None else list(self.saved.history.columns())
         if then and set(then) != set(names):
             raise ValueError(f"`resume` must be of a run that records {listed(names)}, got one that records {listed(then)}")

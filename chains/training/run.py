@@ -83,7 +83,7 @@ class Run:
     def go(self) -> None:
         """Train, and let the callbacks finish.
 
-        Raises FloatingPointError where a loss, a learning rate or a parameter is no finite number.
+        Raises FloatingPointError if a loss, a learning rate or a parameter is not finite.
         """
         try:
             with self._interrupts:
@@ -98,7 +98,7 @@ class Run:
                 finish(self._training_state())
 
     def _train_and_close(self) -> None:
-        """Train; then, however that ends, write the last checkpoint, if all trained arrays are whole."""
+        """Train; then write the last checkpoint in any case, if all trained arrays are whole."""
         intact = False
         try:
             self._train()

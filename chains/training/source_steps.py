@@ -25,7 +25,8 @@ _END = object()
 
 
 class SourceSteps(Steps):
-    """Steps through a source, each on a copy of its next batch. Users' functions, which make it, run in the context `allowed`.
+    """Steps through a source, each on a copy of its next batch. Users' functions that make batches run in the context
+    `allowed`.
 
     On a GPU, the next batch is made during a step; the loss of a step is read a few steps later.
     """
@@ -109,7 +110,7 @@ class SourceSteps(Steps):
             close()
 
     def _read(self, max_unread: int) -> None:
-        """Add up the losses, up to one that is not finite; at most `max_unread` of the last steps stay unread."""
+        """Add up the losses, but stop at one that is not finite; at most `max_unread` of the last steps stay unread."""
         while len(self._unread) > max_unread and math.isfinite(self.loss):
             assert self._bound_step is not None
             self.known, size = self._unread.popleft()

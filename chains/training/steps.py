@@ -1,7 +1,7 @@
 """Training steps, bound to the parameters once. They keep their position: the epoch, and the step within it.
 
-One file for one network, the members of an ensemble and several processes: what differs is the number of rows of parameters,
-and which samples of a batch are this process's.
+One network, the members of an ensemble and several processes share this code. They differ in the number of rows of parameters,
+and in the samples of a batch that belong to this process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 class Steps(ABC):
     """A recorded training step, bound to the arrays that all steps share; subclasses take the `batches`.
 
-    `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated
-    in place too. Steps continue at `position`, in the epoch given by the state's count of epochs. `advice` is that of the
-    network's layers, where a loss is not finite.
+    `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated in
+    place too. Steps continue at `position`, in the epoch given by the state's count of epochs. `advice` is the text of the
+    network's layers for a loss that is not finite.
     """
 
     per_epoch: int | None  # steps an epoch, where that is known
@@ -82,7 +82,7 @@ class Steps(ABC):
 
     @abstractmethod
     def advance(self, epochs: int, steps: int, chunk: int | None = None) -> int:
-        """Do the next steps for about `RUN_SECONDS`: at most `steps` of them, and at most to the end of the epoch.
+        """Do the next steps for about `RUN_SECONDS`: at most `steps` of them, and not beyond the end of the epoch.
 
         If an epoch is one step on all samples, up to `epochs` epochs are done. Returns the number of steps done, not more than
         `chunk` of one batch size. Stops after a loss that is not finite and leaves it to the caller. Raises FloatingPointError
@@ -95,12 +95,12 @@ class Steps(ABC):
         return math.isfinite(self.loss)
 
     def check(self) -> None:
-        """Raise FloatingPointError where the last loss is not finite; members of an ensemble end alone."""
+        """Raise FloatingPointError if the last loss is not finite; members of an ensemble end alone."""
         if not self.sound and np.ndim(self.loss) == 0:
             raise FloatingPointError(loss_text(self.loss, self.known, self._advice))
 
     def check_parameters(self, p: np.ndarray) -> None:
-        """Raise FloatingPointError where the last step has made a parameter infinite or NaN."""
+        """Raise FloatingPointError if the last step has made a parameter infinite or NaN."""
         if text := parameter_text(p, self.done):
             raise FloatingPointError(text)
 
@@ -124,7 +124,7 @@ class Steps(ABC):
         """Bring the trained arrays up to date."""
 
     def close(self) -> None:
-        """End what is under way, with the trained arrays up to date."""
+        """End the current part, with the trained arrays up to date."""
         self.flush()
 
 
@@ -327,7 +327,7 @@ class Rates:
 
 
 def loss_text(loss: float, step: int, advice: str = "") -> str:
-    """The message that the loss of a step is not finite, with what the network's layers advise."""
+    """The message that the loss of a step is not finite, with the advice of the network's layers."""
     return (
         f"the loss is {loss} at step {step}: the parameters or the data are out of range; "
         f"try a lower learning rate or clip_norm, or look for extreme values in the data{advice and f'; {advice}'}"

@@ -31,7 +31,7 @@ class Updater:
     p : array, shape (n,), float32 or float64
         The parameters; the updater keeps this array and changes it.
     state : OptimizerState, optional
-        The state of another updater, ``update.state``, or of training, ``history.optimizer_state``, to continue from: it
+        The state to continue from: that of another updater, ``update.state``, or of training, ``history.optimizer_state``. It
         is copied.
 
     Raises
@@ -79,7 +79,7 @@ class Updater:
         Parameters
         ----------
         g : array, shape (n,)
-            The gradient, which is left as it is.
+            The gradient. It is not changed.
         """
         g = arguments.to_device_of(self.p, {"g": as_array("g", g)})["g"]
         if g.shape != self.p.shape:
