@@ -1,7 +1,7 @@
 """Activations: a scalar formula and its derivative, both ordinary Python functions.
 
-The derivative says by its argument names what it needs: ``lambda y: 1 - y * y`` the output alone (nothing
-extra is stored), ``lambda x: ...`` the input, ``lambda x, y: ...`` both.
+The argument names of the derivative show its inputs: ``lambda y: 1 - y * y`` needs only the output (nothing extra is stored),
+``lambda x: ...`` the input, ``lambda x, y: ...`` both.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Activation:
     derivative : callable
         Its derivative, with arguments named ``x`` (the input), ``y`` (the output), or both.
     recipe : tuple, optional
-        A function and its arguments that make an equal activation, where the functions cannot be pickled.
+        A function and its arguments that make an equal activation, if the functions cannot be pickled.
     note : str
-        More of the docstring.
+        A further part of the docstring.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Activation:
         self.derivative = derivative
         self.needs_input = "x" in needs
         self._needs = needs
-        self._recipe = recipe  # how to make a built-in one again, whose lambdas cannot be pickled
+        self._recipe = recipe  # makes a built-in one again: its lambdas cannot be pickled
 
     def __call__(self, x: Any) -> Any:
         return self.function(x)
@@ -62,7 +62,7 @@ class Activation:
         Parameters
         ----------
         x, y : number, array or symbol
-            Input and output. The one that the derivative does not need may be anything.
+            Input and output. An argument that the derivative does not need may be anything.
         """
         values = {"x": x, "y": y}
         return self.derivative(*(values[name] for name in self._needs))
@@ -81,7 +81,7 @@ ACTIVATIONS: dict[str, Activation] = {}
 
 
 def activation(name: str, function: Callable[[Any], Any], *, derivative: Callable[..., Any] | None = None) -> Activation:
-    """Make a custom activation, which goes wherever a built-in one does. It can be pickled: it keeps formulas, not functions.
+    """Make a custom activation, for use like a built-in one. It can be pickled: it keeps formulas, not functions.
 
     Parameters
     ----------
@@ -90,13 +90,13 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
     function : callable
         Maps a number to a number, in arithmetic and the functions of `chains.expr` (or NumPy's ufuncs of the same names).
     derivative : callable, optional
-        Takes arguments named ``x`` (the input), ``y`` (the output), or both. None derives it from the function, at kinks from
-        the left.
+        Takes arguments named ``x`` (the input), ``y`` (the output), or both. None derives it from the function; at kinks it is
+        the derivative from the left.
 
     Raises
     ------
     TypeError, ValueError
-        Where one of the functions cannot be traced; the error names the activation.
+        If one of the functions cannot be traced; the error names the activation.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
 
 
 def resolve(choice: Activation | str) -> Activation:
-    """The activation meant by an `Activation` or by the name of a built-in one. Raises ValueError or TypeError."""
+    """The activation, from an `Activation` or the name of a built-in one. Raises ValueError or TypeError."""
     if isinstance(choice, Activation):
         return choice
     if isinstance(choice, str):
@@ -188,7 +188,9 @@ selu = _built_in(
 
 
 class _WithNumber(Activation):
-    """An activation with a number in its formula: ``elu(x)`` is its value, ``elu(alpha=0.5)`` the one with another number."""
+    """An activation with a number in its formula: ``elu(x)`` is its value, ``elu(alpha=0.5)`` the activation with another
+    number.
+    """
 
     def __call__(self, x: Any = None, **number: float) -> Any:
         kind: Any = type(self)
@@ -227,7 +229,7 @@ class Elu(_WithNumber):
         self.alpha = alpha
 
 
-make_leaky_relu, make_elu = LeakyRelu, Elu  # their names in pickles of before
+make_leaky_relu, make_elu = LeakyRelu, Elu  # their names in earlier pickles
 
 leaky_relu = ACTIVATIONS["leaky_relu"] = LeakyRelu()
 elu = ACTIVATIONS["elu"] = Elu()

@@ -73,7 +73,7 @@ class Uniform:
     Parameters
     ----------
     low, high : float
-        The bounds, of which `low` is not above `high`. Both are needed: ``Uniform(0.1)`` could mean either.
+        The bounds; `low` may not be above `high`. Both are needed: ``Uniform(0.1)`` could mean either.
 
     Raises
     ------
@@ -163,8 +163,8 @@ _BUILT_IN = (Normal, Uniform, Constant, VarianceScaling)  # of which the argumen
 class _Own:
     """A custom function, `function(rng, shape)`.
 
-    It is pickled by its name where it has one in a module, otherwise, as a lambda, by the calls that it makes on its generator,
-    its shape and NumPy's arrays. Raises PicklingError, which says why, where these cannot be recorded.
+    A function with a name in a module is pickled by that name. Any other, such as a lambda, is pickled as the calls that it
+    makes on its generator, its shape and NumPy's arrays. If these cannot be recorded, raises PicklingError with the reason.
     """
 
     def __init__(self, function: Initializer) -> None:
@@ -202,7 +202,7 @@ class _Own:
 
 
 def _has_name(function: Any) -> bool:
-    """Whether a function, or what is called like one, can be found again, which is all that is pickled of it."""
+    """Whether a callable can be found again by its name, which is all that a pickle holds of it."""
     if not isinstance(function, FunctionType):
         return True
     found: Any = sys.modules.get(function.__module__)
@@ -226,10 +226,10 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape: tuple[int, ...] | None = None) -> Initializer:
-    """The initializer meant by a name, a number, an array or a callable.
+    """The initializer, from a name, a number, an array or a callable.
 
-    Raises ValueError or TypeError, naming the argument `name` (and what it is `of`), for anything else, and for an array that
-    does not broadcast to the `shape`, where that is known.
+    Raises ValueError or TypeError, with the argument `name` (and its owner, `of`), for anything else, and for an array that
+    does not broadcast to the `shape`, if that is known.
     """
     if isinstance(choice, str):
         if choice not in INITIALIZERS:
@@ -255,7 +255,7 @@ def initializer(choice: InitializerLike, name: str = "init", of: str = "", shape
 
 
 def setting_text(name: str, chosen: Initializer, default: str) -> str:
-    """The setting of a layer, for people; empty where it is the `default`."""
+    """The printed setting of a layer; empty if it is the `default`."""
     if isinstance(chosen, Constant) and np.ndim(chosen.value):
         return f", {name}=<{shown(np.asarray(chosen.value))}>"
     known = next((known for known, other in INITIALIZERS.items() if chosen == other), None)

@@ -1,4 +1,4 @@
-"""Metrics: numbers people judge a network by, computed from targets and outputs with NumPy."""
+"""Metrics: numbers for people, computed from targets and outputs with NumPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
     Parameters
     ----------
     t : array
-        Labels, shape (batch, ...), or rows whose largest entry marks the class, shaped like `y`.
+        Labels, shape (batch, ...), or rows in the shape of `y`, whose largest entry marks the class.
     y : array, shape (batch, ..., classes)
-        Outputs. A single output stands for class 1 where it is above `threshold`.
+        Outputs. A single output means class 1 if it is above `threshold`.
     threshold : float
         0.5 for probabilities; 0 for the logits of `BCEWithLogitsLoss`.
 
@@ -28,7 +28,7 @@ def accuracy(t: Any, y: Any, *, threshold: float = 0.5) -> float:
     TypeError
         Unless both are arrays of real numbers.
     ValueError
-        For other shapes, no samples, NaN, and labels of no class.
+        For other shapes, no samples, NaN, and labels without a class.
     """
     t, y = on_host(as_array("t", t)), on_host(as_array("y", y))
     check_number("threshold", threshold, "finite")

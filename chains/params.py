@@ -18,7 +18,7 @@ from chains.support.messages import as_html, listed, meant, shown
 
 @dataclass(frozen=True)
 class Bounds:
-    """Values above `low`, below `high`, or between both; None where there is no bound."""
+    """Values above `low`, below `high`, or between both; None stands for no bound."""
 
     low: float | None
     high: float | None
@@ -52,7 +52,7 @@ class Bounds:
 
     @property
     def formula(self) -> str:
-        """How a value v is stored."""
+        """The formula of the stored number for a value v."""
         above, below = ("" if bound is None else f"{bound:.17g}" for bound in (self.low, self.high))
         if self.high is None:
             return f"log(v - {above})"
@@ -65,7 +65,7 @@ class Bounds:
 
 
 def bounds_of(bounds: Any, of: str = "", name: str = "bounds") -> Bounds | None:
-    """The bounds meant by a pair (low, high), in which None is no bound. Raises TypeError or ValueError for anything else."""
+    """The bounds of a pair (low, high), in which None stands for no bound. Raises TypeError or ValueError for anything else."""
     if bounds is None:
         return None
     wanted = "must be (low, high), with None where there is no bound: (0, None) for a positive number"
@@ -92,7 +92,7 @@ class Slice:
     def begin(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
         """The initial array: the stored numbers of the values of its initializer.
 
-        Raises TypeError or ValueError, naming the slice, where these are not finite real numbers within its bounds.
+        Raises TypeError or ValueError, naming the slice, unless these are finite real numbers within its bounds.
         """
         try:
             values = np.asarray(self.init(rng, self.shape))
@@ -140,7 +140,7 @@ class Layout(Sequence[Slice]):
         Parameters
         ----------
         *patterns : str
-            In the shell's sense: "0.*", "*.bias".
+            Shell-style patterns: "0.*", "*.bias".
 
         Raises
         ------
@@ -197,7 +197,7 @@ class Layout(Sequence[Slice]):
         return Views((e.name, views[e.name].copy() if e.bounds is None else e.bounds.value(views[e.name])) for e in self)
 
     def init(self, rng: np.random.Generator, dtype: Any) -> np.ndarray:
-        """A fresh vector, each slice filled by its initializer. The draws are those of float64, then rounded.
+        """A fresh vector, each slice filled by its initializer. Numbers are drawn in float64, then rounded.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class Layout(Sequence[Slice]):
         Raises
         ------
         TypeError, ValueError
-            Where an initializer returns another shape than the slice has, or anything but finite real numbers; the error names
+            If an initializer returns another shape than that of the slice, or anything but finite real numbers; the error names
             the slice.
         """
         vector = np.empty(self.size, dtype)
@@ -232,14 +232,14 @@ class Layout(Sequence[Slice]):
 
 
 class Views(dict[str, np.ndarray]):
-    """Arrays by name, as a dictionary that says which names there are where it has no such one."""
+    """Arrays by name: a dictionary whose KeyError lists the known names."""
 
     def __missing__(self, key: object) -> np.ndarray:
         raise KeyError(_unknown("array", key, self))
 
 
 def _unknown(what: str, key: object, names: Collection[str]) -> str:
-    """That there is no such name, but which there are."""
+    """The message for an unknown name, with the known ones."""
     return f"no {what} is named {key!r}; the names are {listed(names)}{meant(str(key), names)}"
 
 
@@ -248,7 +248,7 @@ class LayoutBuilder:
 
     def __init__(self) -> None:
         self.slices: list[Slice] = []
-        self.frozen: set[str] = set()  # names of slices that are not to be trained
+        self.frozen: set[str] = set()  # names of slices that are not trained
 
     def add(self, name: str, shape: tuple[int, ...], init: Initializer, bounds: Bounds | None = None, of: str = "") -> Slice:
         if bounds is not None and isinstance(init, Constant):

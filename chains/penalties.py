@@ -1,7 +1,7 @@
 """Penalties on parameters, added to the loss.
 
-A penalty applies to the parameters whose names match its patterns ("*", "*.weight", "0.*"). Penalties add up
-with ``+``. A frozen parameter counts in the value and gets no gradient.
+A penalty applies to the parameters whose names match its patterns ("*", "*.weight", "0.*"). Penalties are added with ``+``. A
+frozen parameter counts in the value, but gets no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Selection:
 class Penalty(FrozenOnceRecorded, Tunable, ABC):
     """A function of the parameters.
 
-    Attributes of a custom penalty stay as they are once a program was recorded of it: a change raises AttributeError.
+    After a program was recorded with a custom penalty, its attributes are fixed: a change raises AttributeError.
     """
 
     @abstractmethod
@@ -111,7 +111,7 @@ class L2Penalty(_Norm):
     strength : float
         0 or more.
     patterns : str or tuple of str
-        The names of the parameters, in the shell's sense: ``"*.weight"``.
+        Shell-style patterns of parameter names: ``"*.weight"``.
 
     Raises
     ------

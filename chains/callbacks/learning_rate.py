@@ -131,9 +131,9 @@ def find_learning_rate(
 
 
 def _steepest(losses: np.ndarray) -> int:
-    """Where the losses fall fastest on their way to the smallest one, in relation to themselves, each over ten steps.
+    """The position of the fastest relative fall of the losses, over ten steps, before the smallest one.
 
-    The first ten are left out, whose means are of few batches.
+    The first ten are left out: their means are of few batches.
     """
     first = min(10, len(losses) // 4)
     way = losses[first : max(first + 2, first + int(losses[first:].argmin()) + 1)]

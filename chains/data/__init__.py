@@ -1,4 +1,4 @@
-"""Data sets as arrays: readers of formats, loaders that find the files, batches, made ahead of time or augmented; sequences."""
+"""Data sets as arrays: readers of formats, loaders of files, batches with augmentation and prefetching, sequences."""
 
 from chains.data.batches import Augment, Batches, one_hot
 from chains.data.cifar import load_cifar10, read_cifar10

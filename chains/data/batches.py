@@ -16,16 +16,16 @@ from chains.support.checks import as_unmasked, check_count, check_flags, check_l
 class Augment:
     """Random flips and shifts of images, for `Batches(..., augment=Augment())`, or a call ``augment(images, rng)``.
 
-    Images (n, ..., rows, columns) are left as they are; the result is fresh, of the same shape and type. Source: He, Zhang, Ren
-    and Sun, "Deep residual learning for image recognition", 2016, section 4.2.
+    Images (n, ..., rows, columns) are not changed; the result is a fresh array of the same shape and type. Source: He, Zhang,
+    Ren and Sun, "Deep residual learning for image recognition", 2016, section 4.2.
 
     Parameters
     ----------
     flip : bool
         Whether half of the images, drawn at random, are mirrored, left to right.
     shift : int
-        By how many pixels an image moves at most, uniformly in both directions. What moves in is zero: this is a random crop of
-        the image padded with `shift` zeros.
+        The largest shift in pixels, uniform in both directions. New pixels are zero: this is a random crop of the image padded
+        with `shift` zeros.
 
     Raises
     ------
@@ -77,26 +77,26 @@ Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 class Batches:
     """Arrays of as many samples each, batch by batch: every pass over it is an epoch.
 
-    A batch is a tuple of as many arrays: copies of its samples where they are shuffled, otherwise views. The data set itself is
-    never copied. ``len()`` is the number of batches a pass.
+    A batch is a tuple of as many arrays: copies of its samples if they are shuffled, otherwise views. The data set itself is
+    never copied. ``len()`` is the number of batches of a pass.
 
     Parameters
     ----------
     *arrays : array, shape (samples, ...)
-        Such as inputs and targets.
+        The arrays, such as inputs and targets.
     batch_size : int
-        Samples of a batch. A last, smaller batch is given too unless `drop_last`.
+        Samples of a batch. A last, smaller batch is used too, unless `drop_last` is set.
     shuffle : bool
         Whether every pass takes the samples in a new order.
     seed : int
-        Decides, with the number of the pass, the order and what `augment` draws.
+        The seed that decides, with the number of the pass, the order and the numbers that `augment` draws.
     drop_last : bool
         Whether a last, smaller batch is left out.
     augment : callable, optional
         An `Augment`, or a function of images and a random generator: it changes the first array of each batch.
     scale : float, optional
-        Multiplies the first array, after `augment`, which becomes float32 unless it is float64: ``scale=1 / 255`` maps bytes
-        of pixels to numbers from 0 to 1. Scale images for validation likewise: ``x * np.float32(1 / 255)``.
+        A factor of the first array, after `augment`. The array becomes float32 unless it is float64: ``scale=1 / 255`` maps
+        bytes of pixels to numbers from 0 to 1. Scale images for validation in the same way: ``x * np.float32(1 / 255)``.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Batches:
         return self.pass_from(0)
 
     def pass_from(self, batch: int) -> Iterator[tuple[np.ndarray, ...]]:
-        """The next pass from one of its batches on, each batch as it would come in a whole pass.
+        """The next pass from one of its batches on; the batches are those of a whole pass.
 
         Parameters
         ----------
@@ -205,7 +205,7 @@ class Batches:
 def pass_from(source: Iterable[Item], batch: int) -> Iterator[Item]:
     """A pass over a source of batches, from the batch of this number on.
 
-    It is asked for where the source has a method `pass_from`; otherwise the batches before it are taken and left.
+    If the source has a method `pass_from`, it gives the pass; otherwise earlier batches are made and dropped.
     """
     own = getattr(source, "pass_from", None)
     if batch and own is not None:

@@ -34,7 +34,7 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     path : str or path
         The file.
     records : int, optional
-        Their number in the file; None for any from 1 to 60,000, which is that of the whole data set.
+        Their number in the file; None for any from 1 to 60,000, the number of the whole data set.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def read_cifar10(path: str | PathLike[str], records: int | None = None) -> Examp
     Raises
     ------
     OSError
-        Where there is no such file, or a directory or a pipe in its place.
+        If there is no such file, or it is a directory or a pipe.
     TypeError, ValueError
         For a file that is cut short, too long or damaged (with the sizes expected and found), another label (with its record,
         from 0), and a number of records that is not positive.
@@ -75,15 +75,16 @@ def load_cifar10(folder: str | PathLike[str] | None = None) -> tuple[Examples, E
     Parameters
     ----------
     folder : str or path, optional
-        Where the six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin`` are, gzipped or not. By default
-        ``$CHAINS_DATA/cifar10``, then the user's cache, into which their archive (170 MB) is downloaded and unpacked at need.
+        The folder of the six files ``data_batch_1.bin`` to ``_5.bin`` and ``test_batch.bin``, gzipped or not. By default
+        ``$CHAINS_DATA/cifar10``, then the user's cache; if they are not there, their archive (170 MB) is downloaded and
+        unpacked.
 
     Raises
     ------
     FileNotFoundError, ConnectionError
-        Where the files can neither be found nor downloaded, with the place to put them.
+        If the files can neither be found nor downloaded; the message has the place to put them.
     ValueError
-        Where a file is damaged or holds something else, by name.
+        If a file is damaged or holds something else; the message names it.
     """
     from tqdm import tqdm
 

@@ -1,4 +1,4 @@
-"""The files of a data set: where they are (a folder, the user's cache, or a download into it), and how they are read."""
+"""The files of a data set, in a folder, in the user's cache, or downloaded into it; and their reader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set: its name on the mirrors, and the SHA-256 of what they serve, in hexadecimal.
+    """A file of a data set: its name on the mirrors, and its SHA-256 there, in hexadecimal.
 
     A file of an archive has no hash, and has its name without ``.gz`` there.
     """
@@ -32,7 +32,7 @@ class DataFile:
     sha256: str = ""
 
     def inside(self, folder: Path) -> Path | None:
-        """Where the file is in `folder`: under its name or, unpacked, under its name without ``.gz``."""
+        """The path of the file in `folder`: its name or, unpacked, its name without ``.gz``."""
         for name in (self.name, self.name.removesuffix(".gz")):
             if (folder / name).is_file():
                 return folder / name
@@ -53,13 +53,13 @@ def find(
 ) -> list[Path]:  # fmt: skip
     """The paths of a data set's files, in order, from the first place that has all of them.
 
-    `folder` is the only place looked at where it is given. Otherwise: the folder `name` inside that of the
-    environment variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and
-    then a download into that cache from one of the `mirrors` (addresses that end with a slash): file by file, or the
-    `archive` that holds them all, which is unpacked there. Without mirrors, the environment variable decides.
+    If `folder` is given, it is the only place. Otherwise the places are the folder `name` inside that of the environment
+    variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and then a download into that
+    cache from one of the `mirrors` (addresses that end with a slash): file by file, or the `archive` that holds them all, which
+    is unpacked there. Without mirrors, the environment variable decides.
 
-    Raises FileNotFoundError, saying where the files may be put, where they are missing and pooch is not
-    installed, ConnectionError where no mirror gave a file with the right hash, and ValueError where an archive lacks a file.
+    Raises FileNotFoundError, with the place to put the files, if they are missing and pooch is not installed, ConnectionError
+    if no mirror gave a file with the right hash, and ValueError if an archive lacks a file.
     """
     if folder is not None:
         found = _all_inside(Path(folder), files)
@@ -120,7 +120,7 @@ def _download(pooch: ModuleType, name: str, known_hash: str, mirrors: Sequence[s
 
 
 def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path]:
-    """Unpack the files of a data set, and nothing else, from a tar archive, whatever folders it has them in."""
+    """Unpack only the files of a data set from a tar archive, from any folders in it."""
     with tarfile.open(packed) as archive:
         members = {PurePosixPath(member.name).name: member for member in archive.getmembers() if member.isfile()}
         names = [file.name.removesuffix(".gz") for file in files]
@@ -140,14 +140,14 @@ def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path
 class Reader:
     """A data file opened for reading; gzipped or plain by its first bytes, not by its name.
 
-    Memory grows with what is read, never with what a damaged or hostile file would unpack to. Raises OSError where the file
-    cannot be opened or is a directory, a pipe or a device.
+    Memory grows with the bytes that are read, never with the size to which a damaged or hostile file would unpack. Raises
+    OSError if the file cannot be opened or is a directory, a pipe or a device.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.position = 0  # bytes read so far
-        self.damage = ""  # what went wrong while unpacking, for the end of a message
+        self.damage = ""  # the fault while unpacking, for the end of a message
         mode = os.stat(self.path).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(f"{self.path} is a directory, not a data file")
@@ -159,7 +159,7 @@ class Reader:
         self._content = cast(BinaryIO, gzip.GzipFile(fileobj=self._file)) if packed else self._file
 
     def read(self, size: int) -> bytearray:
-        """The next `size` bytes; fewer where the file ends before, or is damaged."""
+        """The next `size` bytes; fewer if the file ends before or is damaged."""
         content = bytearray()
         try:
             while len(content) < size and (chunk := self._content.read(min(size - len(content), CHUNK_BYTES))):
@@ -170,7 +170,7 @@ class Reader:
         return content
 
     def check_end(self, expected: int, what: str) -> None:
-        """Raise ValueError unless the file ends here, undamaged, after `expected` bytes; `what` says what they are."""
+        """Raise ValueError unless the file ends here, undamaged, after `expected` bytes; `what` describes them."""
         found = self.position
         more = bool(not self.damage and self.read(1))
         if found != expected or more or self.damage:

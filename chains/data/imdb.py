@@ -22,18 +22,18 @@ def load_imdb(
 ) -> tuple[Examples, Examples]:
     """The reviews as ``((x_train, t_train), (x_test, t_test))``: 25,000 to train on and 25,000 to test on.
 
-    Ids are 0 for padding, 1 for the start of a review, 2 for a word that is not known, then the words, the most frequent
-    ones first. The files are looked for in `folder` alone where it is given, else in ``$CHAINS_DATA/imdb``; no download.
-    Each holds the arrays `tokens`, all reviews end to end, `offsets`, where they begin and end, and `labels`.
+    Ids are 0 for padding, 1 for the start of a review, 2 for an unknown word, then the words, the most frequent ones first. The
+    files are in `folder` or in ``$CHAINS_DATA/imdb``; they are not downloaded. Each holds the arrays `tokens`, all reviews in a
+    row, `offsets`, their beginnings and ends, and `labels`.
 
     Parameters
     ----------
     folder : path, optional
-        Where the files are.
+        The folder of the files.
     count : int
-        How many ids there are: rarer words become 2.
+        The number of different ids: rarer words become 2.
     length : int
-        How many ids of each review are kept, the last ones; shorter reviews end with zeros.
+        The number of last ids of each review that are kept; shorter reviews end with zeros.
 
     Returns
     -------
@@ -43,9 +43,9 @@ def load_imdb(
     Raises
     ------
     FileNotFoundError
-        Where the files are missing, saying where to put them.
+        If the files are missing; the message has the place to put them.
     ValueError
-        Naming the file, where one holds something else.
+        If a file holds something else; the message names it.
 
     Source: Maas, Daly, Pham, Huang, Ng and Potts, "Learning word vectors for sentiment analysis", 2011.
     """

@@ -28,8 +28,8 @@ MAX_DIMENSIONS = 64  # NumPy's own limit
 def read_idx(path: str | PathLike[str]) -> np.ndarray:
     """The array in an IDX file, gzipped or plain (by its first bytes, not by its name).
 
-    No more is read than the file's first bytes promise, whatever it would unpack to. Source: "The IDX file format", at the foot
-    of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
+    Only as many bytes are read as the header promises, even if the file would unpack to more. Source: "The IDX file format", at
+    the foot of LeCun, Cortes and Burges, "The MNIST database of handwritten digits".
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def read_idx(path: str | PathLike[str]) -> np.ndarray:
     Raises
     ------
     OSError
-        Where there is no such file, or a directory or a pipe in its place.
+        If there is no such file, or it is a directory or a pipe.
     ValueError
         For a file that is cut short, too long, damaged or not an IDX file, with the sizes expected and found.
     """
@@ -79,15 +79,15 @@ def load_mnist(folder: str | PathLike[str] | None = None) -> tuple[Examples, Exa
     Parameters
     ----------
     folder : str or path, optional
-        Where the four IDX files are, gzipped or not. By default ``$CHAINS_DATA/mnist``, then the user's cache, into which they
-        are downloaded (11 MB) at need.
+        The folder of the four IDX files, gzipped or not. By default ``$CHAINS_DATA/mnist``, then the user's cache; if they are
+        not there, they are downloaded (11 MB).
 
     Raises
     ------
     FileNotFoundError, ConnectionError
-        Where the files can neither be found nor downloaded, with the place to put them.
+        If the files can neither be found nor downloaded; the message has the place to put them.
     ValueError
-        Where a file is damaged or holds something else, by name.
+        If a file is damaged or holds something else; the message names it.
     """
     train_images, train_labels, test_images, test_labels = find("mnist", FILES, MIRRORS, folder)
     return _examples(train_images, train_labels), _examples(test_images, test_labels)

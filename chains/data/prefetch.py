@@ -1,4 +1,4 @@
-"""Batches made ahead of time, in a background thread, while the ones before them are used."""
+"""Batches made ahead of time in a background thread, while earlier ones are used."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Item = TypeVar("Item")
 def prefetch(batches: Iterable[Item], depth: int = 2) -> Prefetched[Item]:
     """The same batches in the same order, made ahead of time in a background thread.
 
-    It pays where making a batch takes long and lets other threads run, as NumPy does on arrays and files do. Behaves like
-    PyTorch's DataLoader with one worker and this ``prefetch_factor``.
+    It pays if making a batch takes long and lets other threads run, as NumPy's functions on arrays and reading files do. It
+    behaves like PyTorch's DataLoader with one worker and this ``prefetch_factor``.
 
     Parameters
     ----------
     batches : iterable
-        Each pass over the result is a pass over it, with its own thread.
+        The source. Each pass over the result is a pass over the source, in a separate thread.
     depth : int
-        How many batches are made ahead at most.
+        The largest number of batches that are made ahead.
 
     Returns
     -------
     Prefetched
         Its ``len()`` is that of `batches`. Several threads may share a pass: each batch goes to one of them. A pass ends with
-        the last batch, with an error, or after the batch under way when it is left, by a break, an exception or the end of a
-        ``with`` block. An error in `batches` is raised where its batch would have come, with its own traceback.
+        the last batch or with an error. If it is left by a break, an exception or the end of a ``with`` block, it ends after
+        the current batch. An error in `batches` is raised at the place of its batch, with its own traceback.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def prefetch(batches: Iterable[Item], depth: int = 2) -> Prefetched[Item]:
 
 
 class Prefetched(Generic[Item]):
-    """What `prefetch` returns: an iterable of batches; as a context manager, or by `close`, it ends the passes under way."""
+    """The result of `prefetch`: an iterable of batches. As a context manager, or by `close`, it ends the current passes."""
 
     def __init__(self, batches: Iterable[Item], depth: int = 2) -> None:
         depth = check_count("depth", depth, also=" of batches")
@@ -70,14 +70,14 @@ class Prefetched(Generic[Item]):
         return self.pass_from(0)
 
     def pass_from(self, batch: int) -> Pass[Item]:
-        """The next pass, from the batch of this number on; those before it are made in vain unless `batches` can leave them."""
+        """The next pass, from the batch of this number on; earlier ones are made and dropped unless `batches` can skip them."""
         begun = Pass(pass_from(self.batches, check_count("batch", batch, 0)), self.depth)
         self._passes.add(begun)
         return begun
 
     @property
     def epoch(self) -> int:
-        """The number of the next pass, where `batches` count them; it can be set. Raises AttributeError where they do not."""
+        """The number of the next pass, if `batches` count them; it can be set. Otherwise raises AttributeError."""
         return self.batches.epoch  # type: ignore[attr-defined]
 
     @epoch.setter
@@ -85,7 +85,7 @@ class Prefetched(Generic[Item]):
         self.batches.epoch = number  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """End all passes under way."""
+        """End all current passes."""
         for begun in list(self._passes):
             begun.close()
 
@@ -100,7 +100,7 @@ class Prefetched(Generic[Item]):
 
 
 class Pass(Iterator[Item]):
-    """One pass over prefetched batches. `close` ends it early, and so does forgetting it."""
+    """One pass over prefetched batches. It ends early by `close`, and when it is garbage-collected."""
 
     def __init__(self, source: Iterator[Item], depth: int) -> None:
         self._producer = _Producer(source, depth)
@@ -127,7 +127,7 @@ class Pass(Iterator[Item]):
 
 
 class _Producer:
-    """The thread, and what it shares with a pass."""
+    """The thread, and the objects that it shares with a pass."""
 
     def __init__(self, source: Iterator[Any], depth: int) -> None:
         self.thread = threading.Thread(target=self._work, name="chains-prefetch", daemon=True)
@@ -147,14 +147,14 @@ class _Producer:
         return result
 
     def stop(self) -> None:
-        """Have the thread end and wait for it, though not for long: it may be stuck in what it reads from."""
+        """End the thread and wait for it, but not for long: reading may block it."""
         self._stopped = True
         self._slots.put(None)
         if self.thread.is_alive() and self.thread is not threading.current_thread():  # which may have collected the pass
             self.thread.join(1.0)
 
     def _wait(self) -> bool:
-        """Wait until another batch may be made; whether that is in vain, since the pass was left."""
+        """Wait until another batch may be made. Returns whether the pass was left."""
         self._slots.get()
         return self._stopped
 

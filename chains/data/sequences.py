@@ -1,4 +1,4 @@
-"""Sequences of several lengths as arrays, and windows of a long one."""
+"""Sequences of several lengths as arrays, and windows of a long signal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pad(
     sequences : list of arrays
         Each (steps,) or (steps, ...), all of the same shape but for their steps.
     length : int, optional
-        How many steps are kept of longer ones, the last ones; by default the longest has all.
+        The number of last steps that are kept of longer ones; by default the length of the longest.
     padding : number
         The value after the end of shorter ones.
     dtype : type, optional
@@ -30,7 +30,7 @@ def pad(
     Returns
     -------
     tuple of arrays
-        The array, (sequences, length, ...), and how many steps of each are no padding, int64, (sequences,).
+        The array, (sequences, length, ...), and the number of steps of each before the padding, int64, (sequences,).
 
     Raises
     ------
@@ -64,9 +64,9 @@ def buckets(lengths: Any, bounds: Sequence[int]) -> list[np.ndarray]:
     Parameters
     ----------
     lengths : array of int, shape (sequences,)
-        How long each is.
+        The lengths.
     bounds : list of int
-        The longest of each bucket, growing. Sequences longer than the last bound are in the last bucket, where `pad` cuts them.
+        The largest length of each bucket, in ascending order. Longer sequences are in the last bucket, where `pad` cuts them.
 
     Returns
     -------
@@ -76,7 +76,7 @@ def buckets(lengths: Any, bounds: Sequence[int]) -> list[np.ndarray]:
     Raises
     ------
     TypeError, ValueError
-        For bounds that are not positive or do not grow, and lengths that are no whole numbers.
+        For bounds that are not positive and ascending, and lengths that are not whole numbers.
     """
     bounds = check_counts("bounds", bounds)
     if any(a >= b for a, b in pairwise(bounds)):
@@ -89,7 +89,7 @@ def buckets(lengths: Any, bounds: Sequence[int]) -> list[np.ndarray]:
 
 
 def windows(signal: Any, length: int, *, step: int = 1) -> np.ndarray:
-    """Windows of a long signal, as a view: nothing is copied. `Batches` takes out those of a batch alone.
+    """Windows of a long signal, as a view: nothing is copied. `Batches` copies only those of a batch.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def windows(signal: Any, length: int, *, step: int = 1) -> np.ndarray:
     length : int
         Steps of a window.
     step : int
-        From the beginning of a window to that of the next.
+        Steps from the beginning of a window to that of the next.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """A network as JSON, and back: each layer by its name and its settings. Nothing that is read is ever evaluated.
 
 A setting is a number, a text, a list, or one of these: ``{"layer": "Dense", "inputs": 2, ...}``, ``{"activation": "tanh"}``,
-``{"initializer": "Normal", ...}``, ``{"array": ...}``, ``{"formula": ...}``, ``{"mapping": ...}``. A formula, such as that of
-a custom activation, is the list of instructions that it was traced to. Of custom layers and initializers there are the names:
+``{"initializer": "Normal", ...}``, ``{"array": ...}``, ``{"formula": ...}``, ``{"mapping": ...}``. A formula, such as that of a
+custom activation, is the list of instructions that it was traced to. Custom layers and initializers are written by name:
 ``{"custom_layer": "mine.Double"}``.
 """
 
@@ -34,13 +34,13 @@ LAYERS: dict[str, type[Layer]] = {
     if inspect.isclass(kind) and issubclass(kind, Layer) and not inspect.isabstract(kind)
 }
 MAKERS: dict[str, Callable[..., Activation]] = {
-    "Elu": Elu, "LeakyRelu": LeakyRelu, "make_elu": Elu, "make_leaky_relu": LeakyRelu  # the latter in files of before
+    "Elu": Elu, "LeakyRelu": LeakyRelu, "make_elu": Elu, "make_leaky_relu": LeakyRelu  # the latter in earlier files
 }  # fmt: skip
 INITIALIZERS = {kind.__name__: kind for kind in (Constant, Normal, Uniform, VarianceScaling)}
 
 
 class LostInitializer:
-    """What stands for a custom initializer in a network from a file, which cannot hold it."""
+    """The placeholder of a custom initializer in a network from a file, which cannot hold it."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -26,10 +26,10 @@ FORMAT = "chains 1"
 def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) -> None:
     """Write a network and its parameters to a file of safetensors.
 
-    Each parameter is an array of its own shape under its name (`net.layout`), and so is each array of the state.
-    The architecture is JSON in the file's metadata, with a digest of the whole file. Custom layers are written by their names
-    alone. The file is written under a unique name in the same folder and then moved to its place: readers find the old file or
-    the new one, and of several writers the last one counts.
+    Each parameter is an array with its name and shape (`net.layout`), and so is each array of the state. The architecture is
+    JSON in the file's metadata, with a digest of the whole file. Custom layers are written only by name. The file is written
+    under a unique name in the same folder and then renamed: readers find the old file or the new one, and of several writers
+    the last one counts.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     TypeError, ValueError
         For arguments that do not fit; nothing is written then.
     OSError
-        Where the file cannot be written.
+        If the file cannot be written.
 
     Notes
     -----
@@ -85,7 +85,7 @@ def load(
         elsewhere. The arrays in the file must have the names and shapes of its parameters and state, and the parameters the
         bounds with which they were saved.
     backend : str or backends.Cupy
-        That of the network, where it is made from the file.
+        The backend of a network that is made from the file.
 
     Returns
     -------
@@ -99,10 +99,10 @@ def load(
     Raises
     ------
     ValueError
-        Where the file is not one of safetensors, was cut short or changed, holds no network, or one with custom layers; where
-        the arrays are not those of the network, naming the first that differs; and for an unknown backend.
+        If the file is not one of safetensors, was cut short or changed, holds no network, or one with custom layers; if the
+        arrays are not those of the network, naming the first that differs; and for an unknown backend.
     OSError
-        Where there is no such file.
+        If there is no such file.
     """
     file = check_path("path", path, "model.safetensors")
     if net is not None:

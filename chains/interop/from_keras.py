@@ -26,7 +26,7 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     Parameters
     ----------
     model : keras.Sequential
-        A model that has been built, with channels last, as Keras has them by default.
+        A model that has been built, with channels last, Keras's default.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
@@ -41,7 +41,7 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     Raises
     ------
     TypeError, ValueError
-        For layers and settings that there is nothing like here, naming them.
+        For layers and settings without a counterpart here, by name.
     """
     if not hasattr(model, "layers") or not hasattr(model, "input_shape"):
         raise TypeError(f"`model` (={shown(model)}) must be a Sequential model of Keras")

@@ -33,9 +33,9 @@ def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.nd
     Parameters
     ----------
     model : onnx.ModelProto, str or path
-        The model, or its file. Its input has the batch as its first axis; the other lengths are known. A second input "lengths"
-        is for the `lengths` of calls. Branches that begin at one array and are added or concatenated become `Residual` and
-        `Parallel`, operations on single numbers custom activations.
+        The model, or its file. The first axis of its input is the batch; the other lengths must be known. A second input
+        "lengths" has the `lengths` of calls. Branches that begin at one array and are added or concatenated become `Residual`
+        and `Parallel`; operations on single numbers become custom activations.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
@@ -47,9 +47,9 @@ def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.nd
     Raises
     ------
     ValueError
-        For operators, attributes and branches that there is nothing like here, naming the node.
+        For operators, attributes and branches without a counterpart here; the error names the node.
     ImportError
-        Where onnx is missing.
+        If onnx is missing.
     """
     onnx = needed("onnx")
     if isinstance(model, (str, os.PathLike)):
@@ -71,9 +71,9 @@ def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.nd
 
 
 def _parts(graph: Graph, start: str, end: str) -> list[Part]:
-    """The layers between two arrays, the first of which is on every path to the second."""
+    """The layers between two arrays; the first array is on every path to the second."""
     hidden = graph.nodes.pop(start, None)  # so that no pattern reaches across the start
-    steps: list[Part | Any] = []  # from the end to the start; a node of one branch becomes a layer when those before are known
+    steps: list[Part | Any] = []  # from the end to the start; a node of one branch becomes a layer after the nodes before it
     while end != start:
         node = graph.nodes[end]
         found = next((found for pattern in PATTERNS if (found := pattern(graph, end)) is not None), None)
@@ -101,7 +101,7 @@ def _parts(graph: Graph, start: str, end: str) -> list[Part]:
 
 
 def _part(graph: Graph, node: Any, parts: list[Part]) -> Part | None:
-    """The layer that a node is, after these; None where it changes the last of them, or nothing."""
+    """The layer of a node, after these; None for a node that changes the last of them, or nothing."""
     made = MAKERS.get(node.op_type)
     if made is None:
         raise ValueError(f"there is nothing like the operator {node.op_type} of the node {node.name!r} here")
@@ -133,8 +133,8 @@ def _join(graph: Graph, node: Any, branches: list[list[Part]]) -> Part:
 class Graph:
     """The nodes of a model between its input and its output, with the array that each comes from.
 
-    Names stand for arrays. `arrays` are the constants; what depends on the input has a *source*, the nearest array that
-    is on every path to it from the input: where a node joins several branches, these begin there.
+    Names stand for arrays. `arrays` are the constants. An array that depends on the input has a *source*: the nearest array
+    that is on every path to it from the input. Branches that a node joins begin there.
     """
 
     def __init__(self, onnx: Any, graph: Any, first: str) -> None:
@@ -155,7 +155,7 @@ class Graph:
                 self.nodes[name], self.sources[name], self._depths[name] = node, source, self._depths[source] + 1
         elif node.op_type == "Constant":
             self.arrays[node.output[0]] = self.onnx.numpy_helper.to_array(self.attributes(node)["value"])
-        elif node.op_type == "Expand" and node.input[0] in self.arrays:  # for each sample the same
+        elif node.op_type == "Expand" and node.input[0] in self.arrays:  # the same for each sample
             self.arrays[node.output[0]] = self.arrays[node.input[0]]
 
     def _common(self, a: str, b: str) -> str:
@@ -177,7 +177,7 @@ class Graph:
         return {name: number(np.float32(value)) if isinstance(value, float) else value for name, value in found.items()}
 
     def path(self, name: str, *operators: str) -> list[Any]:
-        """The nodes with these operators, from the one that gives `name` upwards; empty where there are others."""
+        """The nodes with these operators, from the one that gives `name` upwards; empty if there are others."""
         found = []
         for operator in operators:
             node = self.nodes.get(name)
@@ -188,7 +188,7 @@ class Graph:
         return found
 
     def between(self, start: str, end: str) -> list[Any]:
-        """The nodes on the paths from `start` to `end`, each after those whose results it takes."""
+        """The nodes on the paths from `start` to `end`, each after the nodes of its inputs."""
         found: list[Any] = []
         seen: set[str] = set()
 
@@ -204,7 +204,7 @@ class Graph:
         return found
 
     def take(self, *nodes: Any) -> None:
-        """Note that nodes are a part of the network. Raises ValueError for one that is a part already."""
+        """Mark nodes as parts of the network. Raises ValueError for one that is a part already."""
         for node in nodes:
             if node.output[0] in self._taken:
                 raise ValueError(f"{called(node)} is in two branches, which is not a layer here")
@@ -222,7 +222,7 @@ def called(node: Any) -> str:
 
 
 # Groups of nodes that are one layer. Each function finds such a group by the name of its output. It returns the name of the
-# group's input, and the layer with its parameters; None where the nodes are others.
+# group's input, and the layer with its parameters; None for other nodes.
 
 
 def formula(graph: Graph, end: str) -> Found:
@@ -255,7 +255,7 @@ def _own_layer(operator: str) -> bool:
 
 
 def _above(graph: Graph, end: str) -> str | None:
-    """Where the ways to a node begin, if only operations on single numbers are on them."""
+    """The start of the paths to a node, if only operations on single numbers are on them."""
     node = graph.nodes.get(end)
     if node is None or not _elementwise(graph, node):
         return None
@@ -399,7 +399,7 @@ def attention(graph: Graph, end: str) -> Found:
 
 
 def _product(graph: Graph, end: str) -> tuple[str, list[Any]]:
-    """The input of a product with a constant, and its nodes: that of the bias, where there is one, and the product."""
+    """The input of a product with a constant, and its nodes: that of the bias, if there is one, and the product."""
     nodes = graph.path(end, "Add", "MatMul")
     if not nodes or graph.constants(nodes[0])[0].ndim != 1:  # else the addition is a layer, such as a learned encoding
         nodes = graph.path(end, "MatMul")
@@ -407,7 +407,7 @@ def _product(graph: Graph, end: str) -> tuple[str, list[Any]]:
 
 
 def causal_convolution(graph: Graph, end: str) -> Found:
-    """A convolution between transpositions, padded with zeros in front as far as its kernel looks back."""
+    """A convolution between transpositions, with as many zeros in front as its kernel looks back."""
     nodes = graph.path(end, "Transpose", "Conv", "Transpose")
     if not nodes or not _perm(graph, nodes[0]) == _perm(graph, nodes[2]) == [0, 2, 1]:
         return None
@@ -425,7 +425,7 @@ def causal_convolution(graph: Graph, end: str) -> Found:
 PATTERNS: list[Callable[[Graph, str], Found]] = [formula, rms_norm, recurrent, attention, causal_convolution]
 
 
-# The layers of single nodes, of their constants and attributes and the layers before them.
+# The layers of single nodes, from their constants, their attributes and the layers before them.
 Make = Callable[[list[np.ndarray], dict[str, Any], list[Part]], Part | None]
 
 

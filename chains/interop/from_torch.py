@@ -31,11 +31,11 @@ def from_torch(
     Parameters
     ----------
     module : torch.nn.Module, str or path
-        An `nn.Sequential`, whose parts may be of that kind again, or one layer. A recurrent module gives its output at all
-        steps, unless `to_torch` made it; `nn.MultiheadAttention` attends to its one input. Or a file with such a module, from
-        ``torch.save``: no code in it is executed, and only classes of `torch.nn` are loaded.
+        An `nn.Sequential`, perhaps of others, or one layer. A recurrent module gives its output at all steps, unless `to_torch`
+        made it; `nn.MultiheadAttention` attends to its only input. Or a file with such a module, from ``torch.save``: no code
+        in it is executed, and only classes of `torch.nn` are loaded.
     input_shape : tuple of int, optional
-        The shape of one sample, where the first layer does not fix it.
+        The shape of one sample, if the first layer does not fix it.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
@@ -44,16 +44,17 @@ def from_torch(
     net : Chain
         The network. An activation after a layer with weights becomes a setting of that layer.
     p : array, shape (n_params,)
-        Its parameters, float64 where those of the module are, else float32; a copy. Weights of linear layers are transposed.
+        A copy of its parameters, in float64 if the module has any of float64, else in float32. Weights of linear layers are
+        transposed.
     state : array, shape (n_state,), or None
         Its state, the running statistics; None for networks without.
 
     Raises
     ------
     TypeError, ValueError
-        For modules and settings that there is nothing like here, naming them, and for files that hold anything else.
+        For modules and settings without a counterpart here, by name, and for files that hold anything else.
     ImportError
-        Where PyTorch is missing.
+        If PyTorch is missing.
     """
     torch = needed("torch")
     if isinstance(module, (str, os.PathLike)):
@@ -253,7 +254,7 @@ def block_part(m: Any, activation: Activation | str, causal: bool = False) -> Pa
     return Part(layer, [*first, *attention.params, *second, *dense])
 
 
-# Settings that there is one value of here.
+# Settings that have one value here.
 REQUIRED: dict[str, dict[str, Any]] = {
     **{f"Conv{d}": {"padding_mode": "zeros"} for d in ("1d", "2d", "Transpose1d", "Transpose2d")},
     **{f"MaxPool{ndim}d": {"ceil_mode": False, "return_indices": False} for ndim in (1, 2)},

@@ -27,16 +27,16 @@ def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
     Returns
     -------
     callable
-        ``f(x, p)`` is the output for `x` (batch, *input_shape) and the parameters `p` (n_params,), of the type of `p`. It goes
-        under `jit`, `grad` (in reverse, once) and `vmap`; where `vmap` is over `x` alone, all of it is one batch. It is called
-        back from JAX's program on the CPU.
+        ``f(x, p)`` is the output for `x` (batch, *input_shape) and the parameters `p` (n_params,), of the type of `p`. It works
+        under `jit`, `grad` (in reverse, once) and `vmap`; `vmap` over `x` alone makes one batch. JAX's program calls it back on
+        the CPU.
 
     Raises
     ------
     TypeError, ValueError
         For a state that does not fit.
     ImportError
-        Where JAX is missing.
+        If JAX is missing.
     """
     jax = needed("jax")
     check_net(net)
@@ -52,7 +52,7 @@ def as_jax(net: Chain, state: Any = None) -> Callable[[Any, Any], Any]:
     depth = len(net.input_shape) + 1
 
     def run(x: Any, p: Any) -> np.ndarray:
-        """The outputs, where `x` and `p` may have more axes in front, of which those of length 1 stand for any."""
+        """The outputs. `x` and `p` may have more axes in front; those of length 1 are broadcast."""
         x, p = np.asarray(x), np.asarray(p)
         front = np.broadcast_shapes(x.shape[:-depth], p.shape[:-1])
         if math.prod(p.shape[:-1]) == 1:  # one network: one batch

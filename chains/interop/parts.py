@@ -1,4 +1,4 @@
-"""What comes from another library: layers with their arrays, which become a network and its vectors."""
+"""Layers with their arrays, as they come from another library, and the network that they become."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chains.support.memory import on_host
 
 
 def needed(name: str, package: str = "") -> Any:
-    """A module of an optional package. Raises ImportError, which says what to install, where it is missing."""
+    """A module of an optional package. If it is missing, raises ImportError that says what to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -27,7 +27,7 @@ def needed(name: str, package: str = "") -> Any:
 
 
 def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The checked parameters of a network on the host, and the values of all its arrays, those of its state too, by name."""
+    """The checked parameters of a network on the host, and the values of all its arrays by name, including its state."""
     p = on_host(arguments.check_params(p, net.n_params))
     arrays = dict(net.values(p))
     if net.n_state:
@@ -47,7 +47,7 @@ class Part:
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """The parts with activations taken into the layers before them."""
+    """The parts, with activations merged into the layers before them."""
     result: list[Part] = []
     for part in parts:
         before = result[-1].layer if result else None
@@ -65,7 +65,7 @@ def joined(parts: list[Part]) -> list[Part]:
 def assembled(
     parts: list[Part], input_shape: SampleShape | None, backend: str | Cupy, dtype: Any
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
-    """The network of these parts, its parameters and its state. Raises ValueError where an array does not fit."""
+    """The network of these parts, its parameters and its state. Raises ValueError if an array does not fit."""
     parts = joined(parts)
     net = Chain(*(part.layer for part in parts), input_shape=input_shape, backend=backend)
     p = _vector(net.layout, [array for part in parts for array in part.params], dtype)

@@ -35,24 +35,24 @@ def to_casadi(
 ) -> Any:
     """A function of CasADi that computes a network, with exact first and second derivatives, in machine code.
 
-    CasADi's solvers call it without Python. Expressions of it can be mapped over a horizon (`F.map`), and code that CasADi
-    generates of them links the library at `path`. Many solvers and threads may call it at once.
+    CasADi's solvers call it without Python. It can be mapped over a horizon (`F.map`), and code that CasADi generates from it
+    links the library at `path`. Several solvers and threads may call it simultaneously.
 
     Parameters
     ----------
     net : Chain
-        The network. Its inputs are numbers; those of several axes count in C's order.
+        The network. Its inputs are numbers; several axes are flattened in C's order.
     p : array, shape (n_params,), optional
-        Its parameters, to be part of the code. None: they are an argument of the function, with exact first derivatives;
-        second derivatives by them do not exist, and a solver that asks for these gets an error.
+        Its parameters, which become part of the code. None: they are an argument of the function, with exact first derivatives
+        but without second ones; a solver that asks for these gets an error.
     state : array, shape (n_state,), optional
         Its state, for networks that have one; part of the code.
     name : str
         The function's name, and that of the symbol in the library.
     given : int
-        How many of a sample's last features are an argument of their own, `given`, such as parameters of a plant.
+        The number of last features of a sample that are a separate argument, `given`, such as parameters of a plant.
     samples : int
-        How many samples, as columns, one call computes. Derivatives are sparse, since samples do not depend on each other.
+        The number of samples of a call, as columns. Derivatives are sparse, since samples do not depend on each other.
     path : path, optional
         Where to write the library, a file ".so"; its header is written to the same folder. None: a temporary file, which
         is removed when Python ends.
@@ -68,11 +68,11 @@ def to_casadi(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, and where no linker is found.
+        For arguments that do not fit, and if no linker is found.
     NotImplementedError
-        Where a layer has no rule for derivatives by the inputs; the message names it.
+        For a layer without a rule for derivatives by the inputs; the message names it.
     ImportError
-        Where CasADi is missing.
+        If CasADi is missing.
     """
     casadi = needed("casadi")
     check_net(net)
@@ -118,5 +118,5 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 def _temporary(name: str) -> Path:
-    """A new path for each library, since a path that is loaded already stands for what was loaded."""
+    """A new path for each library, since the system does not load a path twice."""
     return Path(_folder().name, f"{name}{next(_numbers)}.so")

@@ -25,7 +25,7 @@ from chains.support.checks import check_flags
 from chains.version import __version__
 
 OPSET, IR = 21, 10
-AFFINE = (("weight", 1.0), ("bias", 0.0))  # of a normalisation, and what they are where they are left out
+AFFINE = (("weight", 1.0), ("bias", 0.0))  # the arrays of a normalisation, and their values if they are left out
 # Activations that ONNX has; others, custom ones too, are written as their formulas.
 NATIVE = {
     "relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "softplus": "Softplus", "softsign": "Softsign", "sin": "Sin",
@@ -58,23 +58,23 @@ def to_onnx(net: Chain, p: Any, state: Any = None, *, lengths: bool = False, pat
     state : array, shape (n_state,), optional
         Its state, for networks that have one.
     lengths : bool
-        Whether the model takes a second input, "lengths" of shape (batch,): how many steps each sample has.
+        Whether the model takes a second input, "lengths" of shape (batch,): the number of steps of each sample.
     path : str or path, optional
-        A file to write the model to as well.
+        A file to which the model is written too.
 
     Returns
     -------
     onnx.ModelProto
-        The model, with the input "x" and the output "y", of opset 21. Parameters have their names in `net.layout`; those
-        of recurrent layers are stacked, and their gates ordered, as ONNX has them.
+        The model, with the input "x" and the output "y", of opset 21. Parameters have their names in `net.layout`. Those of
+        recurrent layers are stacked, with gates in the order of ONNX.
 
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, and for layers that ONNX has no operators for: custom ones, `ODE`, `SDE`, `SteadyState`
-        and `Equations`.
+        For arguments that do not fit, and for layers without operators in ONNX: custom ones, `ODE`, `SDE`, `SteadyState` and
+        `Equations`.
     ImportError
-        Where onnx is missing.
+        If onnx is missing.
     """
     onnx = needed("onnx")
     check_net(net)
@@ -127,7 +127,7 @@ class Nodes:
         return outputs
 
     def constant(self, name: str, value: Any, dtype: Any = None) -> str:
-        """The name of an array in the model, by this name; it is written once."""
+        """The name of an array in the model; it is written once."""
         if name not in self.known:
             array = np.ascontiguousarray(np.asarray(value, dtype=self.dtype if dtype is None else dtype))
             self.constants.append(self.onnx.numpy_helper.from_array(array.reshape(np.shape(value)), name))
@@ -226,7 +226,7 @@ def _window(layer: Any) -> dict[str, Any]:
 
 
 def _affine(nodes: Nodes, d: Declaration, layer: Any, shape: SampleShape) -> list[str]:
-    """Weight and bias of a normalisation, ones and zeros where it has none."""
+    """Weight and bias of a normalisation; ones and zeros if it has none."""
     return [nodes.array(d, name) if layer.affine else nodes.filled(shape, value) for name, value in AFFINE]
 
 

@@ -28,7 +28,7 @@ def to_pyomo(net: Chain, p: Any, state: Any = None, *, samples: int = 1) -> Any:
     state : array, shape (n_state,), optional
         Its state, for networks that have one.
     samples : int
-        How many samples it computes, such as the steps of a horizon. Derivatives are block diagonal.
+        The number of samples, such as the steps of a horizon. Derivatives are block diagonal.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def to_pyomo(net: Chain, p: Any, state: Any = None, *, samples: int = 1) -> Any:
     TypeError, ValueError
         For arguments that do not fit.
     ImportError
-        Where Pyomo or SciPy is missing.
+        If Pyomo or SciPy is missing.
     """
     needed("pyomo")
     needed("scipy")

@@ -30,8 +30,8 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     Parameters
     ----------
     net : Chain
-        The network, of layers that PyTorch has too. Recurrent layers and attention become modules with one of PyTorch within,
-        `module`, since those take or give more than one tensor.
+        The network, of layers that PyTorch has too. Recurrent layers and attention become modules that hold one of PyTorch,
+        `module`, since that one takes or returns several tensors.
     p : array, shape (n_params,)
         Its parameters; they are copied.
     state : array, shape (n_state,), optional
@@ -40,7 +40,7 @@ def to_torch(net: Chain, p: Any, state: Any = None) -> Any:
     Returns
     -------
     torch.nn.Sequential
-        In its mode for training, as any new module; call ``eval()`` for that of `net`.
+        In its mode for training, as any new module; ``eval()`` gives the mode of `net`.
 
     Raises
     ------
@@ -71,8 +71,8 @@ def as_torch(net: Chain, p: Any = None, state: Any = None) -> Any:
     -------
     torch.nn.Module
         ``module(x)`` is the output for a tensor `x` (batch, *input_shape) on the CPU, and ``module(x, p)`` that at other
-        parameters; gradients go to both. Its one parameter is `p`. In its mode for training, dropout is on, drawn by PyTorch's
-        generator, and the state is updated. Gradients can be taken once: the gradient of a gradient is refused.
+        parameters; both have gradients. Its only parameter is `p`. In its mode for training, dropout is on, drawn by PyTorch's
+        generator, and the state is updated. The gradient of a gradient is refused.
 
     Raises
     ------
@@ -273,7 +273,7 @@ class _Writer:
 
 @cache
 def own_modules(torch: Any) -> SimpleNamespace:
-    """The classes of modules for `nn.Sequential` that PyTorch lacks, or calls with more arguments, or gets more from."""
+    """The classes of modules for `nn.Sequential` that PyTorch lacks, or that take or return several tensors there."""
     nn = torch.nn
 
     class Recurrence(nn.Module):  # type: ignore[name-defined]

@@ -1,4 +1,4 @@
-"""Networks of the literature, each a function that gives a `Chain`."""
+"""Networks from the literature; each is a function that returns a `Chain`."""
 
 from chains.models.densenet import DenseBlock, Transition, densenet, densenet121
 from chains.models.resnet import Bottleneck, resnet, resnet50

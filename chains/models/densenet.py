@@ -20,10 +20,11 @@ BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in grow
 
 
 class DenseBlock(Series):
-    """Layers each of which adds channels to its input, made of all channels before them.
+    """Layers that each append channels, computed from all channels before.
 
-    They are made by batch normalisation, relu and a convolution 1x1 to 4 `growth` channels, then by the same with one 3x3.
-    Samples are (inputs, height, width), outputs (inputs + count * growth, height, width). Source: Huang et al. 2017.
+    The new channels come from batch normalisation, relu and a convolution 1x1 to 4 `growth` channels, then from the same with a
+    convolution 3x3. Samples are (inputs, height, width), outputs (inputs + count * growth, height, width). Source: Huang et al.
+    2017.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class DenseBlock(Series):
     count : int
         How many layers.
     growth : int
-        How many channels each of them adds.
+        The number of channels that each layer appends.
     """
 
     def __init__(self, inputs: int, count: int, growth: int = 32) -> None:
@@ -92,7 +93,7 @@ def densenet(
     input_shape : tuple of int
         (channels, height, width).
     growth : int
-        How many channels each layer adds.
+        The number of channels that each layer appends.
     backend : str
         As of `Chain`.
 
@@ -121,7 +122,7 @@ def densenet(
 
 
 def _dense_layer(inputs: int, growth: int) -> Layer:
-    """The channels of the input, followed by those made of it."""
+    """The channels of the input, followed by those computed from it."""
     between = BOTTLENECK * growth
     return Parallel(Series(), Series(*_convolution(inputs, between, 1), *_convolution(between, growth, 3)))
 

@@ -24,9 +24,8 @@ HE = VarianceScaling(2.0, "out", "normal")
 class Bottleneck(Residual):
     """``y = relu(inner(x) + shortcut(x))``: inner is a convolution 1x1 to `width` channels, one 3x3, and one 1x1 to 4 `width`.
 
-    Batch normalisation follows each of them, and relu the first two. The shortcut is x itself where that has the output's
-    shape, otherwise a convolution 1x1 with batch normalisation. Samples are (inputs, height, width). Source: He et al. 2015,
-    figure 5.
+    Batch normalisation follows each of them, and relu the first two. The shortcut is x itself if it has the output's shape,
+    otherwise a convolution 1x1 with batch normalisation. Samples are (inputs, height, width). Source: He et al. 2015, figure 5.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ def resnet(
     input_shape : tuple of int
         (channels, height, width).
     width : int
-        That of the first stage, the convolutions 3x3; each further stage has twice the width of the one before.
+        The channels of the convolutions 3x3 in the first stage; each further stage has twice the width of the one before.
     backend : str
         As of `Chain`.
 

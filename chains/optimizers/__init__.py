@@ -1,4 +1,4 @@
-"""Optimisers, a family a file; `base` says what one is."""
+"""Optimisers, a family a file; `base` has their base class."""
 
 from chains.optimizers.adagrad import Adagrad, RMSProp
 from chains.optimizers.adam import Adam, AdamW

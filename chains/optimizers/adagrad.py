@@ -1,4 +1,4 @@
-"""Adagrad, and RMSProp, whose average forgets."""
+"""Adagrad, and RMSProp with a decaying average."""
 
 from __future__ import annotations
 

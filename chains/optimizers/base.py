@@ -1,4 +1,4 @@
-"""What an optimiser is: a program over the flat vectors of parameters, gradient and state.
+"""The base class of optimisers: programs over the flat vectors of parameters, gradient and state.
 
 A learning rate is a number or a schedule: a function of the number of updates made before, in arithmetic and
 the functions of `chains.expr` (``lambda step: 1e-3 * 0.99 ** step``), such as those of `chains.schedules`.
@@ -27,7 +27,7 @@ Rate = float | Schedule
 
 @dataclass(frozen=True)
 class Optimizer(Tunable, ABC):
-    """How parameters move along a gradient; the settings only, no state. Use it with `train` or `Updater`.
+    """The rule of a step along a gradient: settings only, no state. Use it with `train` or `Updater`.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ class Optimizer(Tunable, ABC):
     clip_norm : float, optional
         The largest Euclidean norm of a gradient. Longer ones are first scaled down to it, as by PyTorch's clip_grad_norm_.
     sparse : str
-        How a step treats the rows of an `Embedding` that no id of the batch names. "exact": as the formula does for a
-        gradient of zero. "lazy": nothing; their parameters and moments stay as they are, as with PyTorch's SparseAdam, and a
-        step costs what the other rows cost.
+        How a step treats the rows of an `Embedding` that no id of the batch names. "exact": as the formula does for a gradient
+        of zero. "lazy": not at all; their parameters and moments do not change, as with PyTorch's SparseAdam, and a step costs
+        time for the other rows only.
 
     Raises
     ------
@@ -53,7 +53,7 @@ class Optimizer(Tunable, ABC):
     sparse: str = field(default="exact", kw_only=True)
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        if args or settings:  # there are none where one is copied
+        if args or settings:  # there are none while a copy is made
             check_settings(cls, cls.__init__, args, settings)
         return super().__new__(cls)
 
@@ -85,11 +85,11 @@ class Optimizer(Tunable, ABC):
     @property
     @abstractmethod
     def n_states(self) -> int:
-        """How many vectors as long as the parameters the optimiser keeps; they start at zero."""
+        """The number of vectors that the optimiser keeps, each as long as the parameters; they start at zero."""
 
     @property
     def rests(self) -> bool:
-        """Whether a gradient of zero leaves parameters and moments as they are, to the bit."""
+        """Whether a gradient of zero changes no bit of parameters and moments."""
         return False
 
     def scalars(self, step: Any) -> tuple[Any, ...]:
@@ -115,7 +115,7 @@ class Optimizer(Tunable, ABC):
         p, g : View, shape (n,)
             Parameters and gradient, which may be overwritten.
         states : sequence of View, each of shape (n,)
-            What the optimiser remembers: `n_states` vectors.
+            The optimiser's `n_states` vectors.
         scalars : sequence of View, each of shape ()
             The numbers that `scalars` has computed for this step.
         """

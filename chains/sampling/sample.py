@@ -306,7 +306,7 @@ class Variances:
 
 
 def windows(warmup: int) -> list[int]:
-    """The trajectories after which variances are taken: windows that double, between two parts for the time alone."""
+    """The trajectories after which variances are taken: windows of doubling length, between two parts for the time alone."""
     first, last = math.ceil(0.15 * warmup), warmup - math.ceil(0.1 * warmup)
     ends, width, at = [], 25, first
     while at + width <= last:

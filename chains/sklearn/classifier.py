@@ -22,8 +22,8 @@ from chains.sklearn.estimator import ChainEstimator, is_stochastic
 class ChainClassifier(ClassifierMixin, ChainEstimator):
     """A network for classification by the cross-entropy, with the parameters of `sklearn.neural_network.MLPClassifier`.
 
-    Two classes have one output, a logit, several one each; the network gives logits. Targets that are rows of zeros and ones
-    (n_samples, n_classes) are labels that do not exclude each other.
+    The network gives logits: one for two classes, else one for each class. Targets of rows of zeros and ones (n_samples,
+    n_classes) are labels that do not exclude each other.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         As of `ChainRegressor`.
     class_weight : dict, "balanced" or None
         Factors of the losses of each class, by class; "balanced" takes n_samples / (n_classes * the samples of the class), with
-        samples counted by their `sample_weight`. Multiplied by `sample_weight`.
+        samples counted by their `sample_weight`. They are multiplied by `sample_weight`.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
     validation_scores_, best_validation_score_ : list of float, float
         With `early_stopping`: the accuracy after each epoch, and the best.
     out_activation_ : str
-        "softmax" for several classes, else "logistic": how outputs of the network become probabilities.
+        The function from outputs of the network to probabilities: "softmax" for several classes, else "logistic".
     net_, p_, state_, coefs_, intercepts_, loss_curve_, loss_, best_loss_, n_iter_, t_, n_layers_, n_outputs_, n_features_in_
         As of `ChainRegressor`.
 
@@ -129,7 +129,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
 
     @available_if(is_stochastic)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
-        """Train for one epoch on these samples, from where the last call has left off.
+        """Train for one epoch on these samples, continuing the last call.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
         y : array, shape (n_samples,)
             Their classes.
         classes : array, optional
-            All classes there are; needed in the first call.
+            All classes; needed in the first call.
         sample_weight : array, shape (n_samples,), optional
             As in `fit`.
 

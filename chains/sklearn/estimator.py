@@ -1,4 +1,4 @@
-"""What the regressor and the classifier share: settings, the network, how it is trained."""
+"""The code that regressor and classifier share: settings, the network and its training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LEARNING_RATE = 0.001  # the default of `learning_rate_init`
 def with_settings(optimizer: Any, settings: dict[str, Any]) -> Optimizer:
     """The same optimiser with other settings; "optimizer__eps" is a setting of its setting `optimizer`.
 
-    Raises ValueError where there is no such setting.
+    Raises ValueError for an unknown setting.
     """
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
@@ -64,9 +64,9 @@ def with_settings(optimizer: Any, settings: dict[str, Any]) -> Optimizer:
 
 
 class Watch:
-    """Counts the epochs without progress of a run, keeps what is worth keeping, and says when to stop.
+    """Counts the epochs of a run without progress, keeps the best parameters, and decides when to stop.
 
-    `score` gives the number to watch, larger is better, of the validation samples; without it, it is the negative loss.
+    `score` gives the number to watch of the validation samples; larger is better. By default it is the negative loss.
     """
 
     def __init__(self, tol: float, patience: int, score: Callable[[TrainingState], float] | None) -> None:
@@ -77,7 +77,7 @@ class Watch:
 
     @property
     def epochs_at_once(self) -> int:
-        """How many epochs may be done before the next look: losses can be looked at later, if none of them ends training."""
+        """The number of epochs up to the next check: losses that cannot end training are checked later."""
         return self.patience + 1 - self.waited if self.score is None else 1
 
     def __call__(self, state: TrainingState) -> str | None:
@@ -108,7 +108,7 @@ def is_stochastic(estimator: Any) -> bool:
 
 @dataclass(eq=False, repr=False)
 class ChainEstimator(BaseEstimator):
-    """What regressor and classifier share. Their docstrings describe the parameters."""
+    """The base class of regressor and classifier. Their docstrings describe the parameters."""
 
     hidden_layer_sizes: int | Sequence[int] = (100,)
     activation: str | Activation = "relu"
@@ -142,7 +142,7 @@ class ChainEstimator(BaseEstimator):
     # What differs
 
     def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
-        """The targets of the network, and the loss; sets what there is to know of the outputs where it is the `first` call."""
+        """The targets of the network, and the loss. In the `first` call it sets the attributes of the outputs."""
         raise NotImplementedError
 
     def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
@@ -150,7 +150,7 @@ class ChainEstimator(BaseEstimator):
         raise NotImplementedError
 
     def _class_weights(self, y: np.ndarray, weights: np.ndarray | None, partial: bool) -> np.ndarray | None:
-        """Factors of the samples' losses that follow from their classes; `weights` are those of the samples."""
+        """Factors of the samples' losses from their classes; `weights` are those of the samples."""
         return None
 
     # Public methods
@@ -242,7 +242,7 @@ class ChainEstimator(BaseEstimator):
         return outputs_of(self.net_, self.p_, X, self.state_)
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, those of an optimiser too: `solver__learning_rate` makes `solver` one with another learning rate.
+        """Set parameters, also those of an optimiser: `solver__learning_rate` changes the learning rate of `solver`.
 
         Parameters
         ----------
@@ -261,7 +261,7 @@ class ChainEstimator(BaseEstimator):
 
     @property
     def n_layers_(self) -> int:
-        """The number of layers of units, those of inputs and outputs too."""
+        """The number of layers of units, including inputs and outputs."""
         return len(self.coefs_) + 1
 
     @property
@@ -328,7 +328,7 @@ class ChainEstimator(BaseEstimator):
         return net
 
     def _problem(self, X: np.ndarray, weights: np.ndarray | None, batch: int) -> dict[str, Any]:
-        """Weights that add up to the number of samples, times `_scale`, and the penalty that goes with them.
+        """Weights that add up to the number of samples times `_scale`, and the penalty for them.
 
         As in scikit-learn, alpha / 2 times the sum of squares of the weights is divided by the samples of a batch.
         """
@@ -358,7 +358,7 @@ class ChainEstimator(BaseEstimator):
             )
 
     def _split(self, y: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the samples to train on, and of those held out."""
+        """The indices of the samples to train on, and of those held out."""
         shares = {"test_size": self.validation_fraction, "stratify": self._strata(y)}
         kept, held = train_test_split(np.arange(len(y)), random_state=random, **shares)
         if len(held) < 2:

@@ -38,21 +38,21 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     activation : str or Activation
         That of the hidden layers: "identity", "logistic", "tanh", "relu", or any of this package.
     solver : {"adam", "sgd", "lbfgs"} or Optimizer
-        How to train; "sgd" has Nesterov's momentum of 0.9, "lbfgs" takes all samples in each iteration.
+        The method of training. "sgd" has Nesterov's momentum of 0.9; "lbfgs" takes all samples in each iteration.
     alpha : float
         The strength of the penalty: alpha / 2 times the sum of squares of the weights, divided by the samples of a batch.
     batch_size : int or "auto"
-        Samples a step; "auto" is 200, or all where there are fewer.
+        Samples a step; "auto" is 200, or all of fewer samples.
     learning_rate_init : float
         The learning rate of "adam" and "sgd". An optimiser has its own: ``solver__learning_rate`` in searches.
     max_iter : int
-        Epochs at most, or iterations of "lbfgs".
+        The largest number of epochs, or of iterations of "lbfgs".
     shuffle : bool
         Whether to take the samples in a new order in each epoch.
     random_state : int, RandomState or None
-        Decides starting values, order and validation samples.
+        The seed of starting values, order and validation samples.
     tol : float
-        What counts as progress of the loss, or of the validation score; for "lbfgs" the gradient's largest entry.
+        The least progress of the loss or of the validation score; for "lbfgs" the largest entry of the gradient at the end.
     verbose : bool
         Whether to show the progress.
     warm_start : bool
@@ -60,21 +60,21 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     early_stopping : bool
         Whether to hold out a part of the samples, stop when the score on them makes no progress, and keep the best epoch.
     validation_fraction : float
-        How large a part.
+        The size of this part.
     n_iter_no_change : int
         Training stops after more epochs than this without progress; inf for never.
     network : Chain or callable, optional
-        The network, or a function of the numbers of features and outputs that gives one, instead of `hidden_layer_sizes` and
-        `activation`.
+        The network, instead of `hidden_layer_sizes` and `activation`; or a function of the numbers of features and outputs that
+        returns one.
     n_jobs : int, optional
-        Threads of `fit`; None is one, as everywhere in scikit-learn, and -1 all processors.
+        Threads of `fit`: None for one, as everywhere in scikit-learn, and -1 for all processors.
     backend : str
         That of the network; see `chains.Chain`.
     loss : {"squared_error", "poisson", "quantile"}
-        "squared_error" is half the square; "poisson" is half of Poisson's deviance, for targets of zero and more: the network
+        "squared_error" is half the square; "poisson" is half of Poisson's deviance, for targets from zero, and the network
         gives the logarithm of the mean; "quantile" is the pinball loss, as in `sklearn.linear_model.QuantileRegressor`.
     quantile : float
-        The quantile that is predicted with "quantile", in (0, 1).
+        The quantile that "quantile" predicts, in (0, 1).
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         if self.loss == "poisson" and t.min() < 0:
             raise ValueError(f"`y` must not be negative with `loss` (='poisson'), got {t.min():g}")
         if hasattr(self, "conformity_scores_"):
-            del self.conformity_scores_  # of the network as it was
+            del self.conformity_scores_  # of the earlier network
         if first:
             self.n_outputs_ = t.shape[1]
         if t.shape[1] != self.n_outputs_:
@@ -154,7 +154,7 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         Parameters
         ----------
         X, y : arrays
-            As of `fit`: samples that are exchangeable with those to be predicted.
+            As of `fit`: samples that are exchangeable with those to predict.
 
         Returns
         -------
@@ -182,12 +182,12 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         X : array, shape (n_samples, n_features)
             The samples.
         confidence_level : float
-            The probability, for each output by itself, in (0, 1).
+            The probability, for each output separately, in (0, 1).
 
         Returns
         -------
         array, shape (n_samples, 2) or (n_samples, n_outputs, 2)
-            The lower and the upper end. They are infinite where `conformalize` had too few samples for this level.
+            The lower and the upper end. They are infinite if `conformalize` had too few samples for this level.
         """
         check_is_fitted(self)
         check_number("confidence_level", confidence_level, "in (0, 1)")

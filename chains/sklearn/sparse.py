@@ -12,11 +12,11 @@ from chains.chain import Chain
 from chains.losses import Loss
 from chains.penalties import Penalty
 
-PIECE = 2**20  # numbers of the dense rows that exist at a time where there are no batches
+PIECE = 2**20  # numbers of the dense rows that exist at a time, without batches
 
 
 class SparseBatches:
-    """A source of dense batches (x, t, weights) for `train`, in the order that arrays would come in."""
+    """A source of dense batches (x, t, weights) for `train`, in the same order as batches of arrays."""
 
     def __init__(
         self, x: Any, t: np.ndarray, weights: np.ndarray | None, *, batch_size: int, shuffle: bool, seed: int, epoch: int

@@ -1,4 +1,4 @@
-"""For people who write layers, activations or losses: are the gradients right, and does every backend agree?
+"""Checks for custom layers, activations and losses: gradients against differences, on every backend.
 
 from chains.testing import check_gradients
 

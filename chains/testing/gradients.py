@@ -31,7 +31,7 @@ SLOPE = 2e-8  # of a float64 gradient against a central difference, relative to 
 
 
 class Kink(Exception):  # noqa: N818 - no error, but a place
-    """A function was not smooth where it was to be differentiated."""
+    """A function was not smooth at the point of differentiation."""
 
 
 def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-3) -> np.ndarray:
@@ -49,7 +49,7 @@ def central_difference(f: Callable[[np.ndarray], float], at: np.ndarray, step: f
     Raises
     ------
     Kink
-        Where steps of different lengths disagree, as they do where a slope or a curvature jumps.
+        If steps of different lengths disagree, as at a jump of slope or curvature.
     """
     gradient = np.empty(at.shape)
     for index in np.ndindex(at.shape):
@@ -69,14 +69,14 @@ def _slope(f: Callable[[np.ndarray], float], at: np.ndarray, index: tuple[int, .
 
 
 def away_from_kinks(make: Callable[[int], T], first: int = 0, tries: int = 12) -> T:
-    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError where all of them do.
+    """``make(seed)`` for the first seed that raises no Kink. Raises AssertionError if all of them do.
 
     Parameters
     ----------
     make : callable
         A function of a seed.
     first, tries : int
-        The first seed, and how many of them.
+        The first seed, and the number of seeds.
     """
     for seed in range(first, first + tries):
         try:
@@ -107,7 +107,7 @@ def assert_close(actual: Any, wanted: Any, tolerance: float, what: str = "") -> 
 
 @dataclass(frozen=True)
 class Checked:
-    """What `check_gradients` found: the largest differences from central differences, and the backends it ran."""
+    """The result of `check_gradients`: the largest differences from central differences, and the backends that ran."""
 
     parameters: float
     inputs: float
@@ -127,13 +127,13 @@ def check_gradients(
     """Check the pullback of a layer, or of a whole network, at random parameters and inputs, in the modes "eval" and "train".
 
     In float64 on NumPy, the gradients with respect to parameters and inputs must equal central differences. Then every backend
-    must give the same in float64 and in float32, to rounding, and the same bits whether its scratch memory holds zeros or NaN
+    must give the same to rounding in float64 and in float32, and the same bits whether its scratch memory holds zeros or NaN
     beforehand. Points at a kink, such as relu's at 0, are avoided.
 
     Parameters
     ----------
     network : Layer or Chain
-        A small one: it is computed some six times for each parameter and each input.
+        A small network: it is computed about six times for each parameter and each input.
     input_shape : tuple of int, optional
         The shape of one sample, needed where the layer does not fix it.
     batch : int
@@ -153,7 +153,7 @@ def check_gradients(
     AssertionError
         Where a check fails; the message says what differs.
     TypeError, ValueError
-        Where the layer cannot be recorded (it does not fill a result, or writes to `x`), and for arguments that make no sense.
+        If the layer cannot be recorded (it does not fill a result, or writes to `x`), and for invalid arguments.
     """
     net, seed = _network(network, input_shape), arguments.check_seed(seed)
     names = named_backends(backends, ("numpy", "native", "cupy"))
@@ -165,7 +165,7 @@ def check_gradients(
         arrays, wanted = away_from_kinks(partial(_differences, net, forward(dtype=DTYPES[0]), size), seed)
         found = _check_memory(vjp(dtype=DTYPES[0]), "numpy", size, arrays, mode)
         for result, what in (("g", "parameters"), ("dx", "inputs")):
-            actual = found.get(result, np.zeros(0))  # left out where there is nothing to fill
+            actual = found.get(result, np.zeros(0))  # left out if there is nothing to fill
             assert_close(actual, wanted[result], SLOPE, f"the gradient with respect to the {what}, mode {mode!r}")
             worst[result] = max(worst[result], float(np.max(np.abs(actual - wanted[result]), initial=0.0)))
         for dtype, make in product(DTYPES, (forward, vjp)):
@@ -182,9 +182,9 @@ def check_gradients(
 def check_loss(
     loss: Loss, t: Any, output_shape: tuple[int, ...] | None = None, *, seed: int = 0, backends: Sequence[str] | None = None
 ) -> float:
-    """Check the derivative of a loss at random outputs, without weights, and with those of samples and of targets.
+    """Check the derivative of a loss at random outputs, without weights and with weights of samples and of targets.
 
-    Targets of weight 0 are NaN, as users' may be. Weights of targets are for losses with `weighs_targets`.
+    Targets of weight 0 are NaN, as users may pass them. Weights of targets are for losses with `weighs_targets`.
 
     The derivative must equal central differences of the loss, in float64 and, to rounding, in float32. Points at a kink are
     avoided.
@@ -263,7 +263,7 @@ def _with_holes(t: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _network(network: Any, input_shape: tuple[int, ...] | None) -> Chain:
-    """A layer as a network. Raises TypeError or ValueError where that cannot be."""
+    """A layer as a network. Raises TypeError or ValueError if that is impossible."""
     if isinstance(network, Chain) and input_shape in (None, network.input_shape):
         return network
     if isinstance(network, Chain):
@@ -289,7 +289,7 @@ def _differences(net: Chain, forward: Program, batch: int, seed: int) -> tuple[d
 
 
 def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
-    """Random arrays by buffer name, whose numbers are exact in float32, so that both types see the same ones."""
+    """Random arrays by buffer name. The numbers are exact in float32, so that both types get the same."""
     rng = np.random.default_rng([seed, batch])
     arrays = {
         "p": rng.normal(0.0, 0.8, network.n_params),
@@ -306,7 +306,7 @@ def _point(network: Chain, batch: int, seed: int) -> dict[str, np.ndarray]:
 def _check_memory(
     program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], mode: str
 ) -> dict[str, np.ndarray]:
-    """The results of a program. Raises AssertionError where they depend on what scratch memory held before."""
+    """The results of a program. Raises AssertionError if they depend on the earlier contents of scratch memory."""
     clean, poisoned = (run_program(program, name, batch, arrays, fill) for fill in (0x00, 0xFF))
     for key, array in clean.items():
         what = f"`{key}` of the {program.name} program, mode {mode!r}, on the backend {name!r}"

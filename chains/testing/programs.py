@@ -21,7 +21,7 @@ def usable_backends() -> tuple[str, ...]:
 
 
 def named_backends(names: Sequence[str] | None, by_default: Sequence[str]) -> tuple[str, ...]:
-    """The names of backends; for None those by default that can be used here. Raises TypeError unless they are a list."""
+    """The names of backends; None stands for the defaults that can be used here. Raises TypeError unless they are a list."""
     if names is None:
         return tuple(_usable(by_default))
     if not isinstance(names, (list, tuple)) or not names:
@@ -56,7 +56,7 @@ def run_program(
     fill : int
         The byte that scratch memory holds beforehand.
     runs : int
-        How often it is run.
+        The number of runs.
 
     Returns
     -------
@@ -87,12 +87,12 @@ def filled(nbytes: int, fill: int) -> np.ndarray:
 
 
 def listing(program: Program, backend: str | Cupy = "auto", *, passes: bool = False, batch: int | None = None) -> str:
-    """A program as a backend runs it: with "native", the operations, LLVM's code and the processor's.
+    """A program as a backend runs it; for "native" the operations, LLVM's code and the machine code.
 
     Parameters
     ----------
     program : Program
-        What `Chain.program` returns.
+        The result of `Chain.program`.
     backend : str or backends.Cupy
         As of a `Chain`, such as ``net.backend``.
     passes : bool
