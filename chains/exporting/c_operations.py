@@ -125,7 +125,7 @@ Lines = Iterator[str]
 
 @dataclass(frozen=True)
 class Context:
-    """What the statements of an operation depend on: the names of buffers, and which sums are continued."""
+    """The context of an operation's statements: the names of buffers, and the sums that are continued."""
 
     names: Callable[[Buffer], str]
     tiled: bool = False  # whether other tiles may come before this one
@@ -133,7 +133,7 @@ class Context:
     begun: bool = False  # whether all sums over samples have begun
 
     def at(self, view: View, parts: Sequence[tuple[str, int]] = ()) -> str:
-        """An element of a view, from coordinates with their strides and the steps of the loops around it."""
+        """An element of a view, from coordinates with their strides and the steps of the enclosing loops."""
         steps = [(f"t{depth}", stride) for depth, stride in enumerate(view.loop_strides)]
         return f"{self.names(view.buffer)}[{sum_text(view.offset, [*parts, *steps])}]"
 
@@ -169,7 +169,7 @@ def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
 
 
 def lines_of(operation: Operation, context: Context) -> Lines:
-    """The statements of an operation. Raises KeyError for one that there are none for."""
+    """The statements of an operation. Raises KeyError for an unknown one."""
     return _WRITERS[type(operation)](operation, context)
 
 
@@ -177,7 +177,7 @@ def lines_of(operation: Operation, context: Context) -> Lines:
 
 
 def _each(views: Sequence[View], context: Context) -> tuple[list[tuple[str, Extent]], list[str]]:
-    """Loops over the shape of the first view, and the element of each view that they lead to."""
+    """Loops over the shape of the first view, and the element of each view in them."""
     loops = loops_over(views[0].shape, views)
     names = [f"i{k}" if len(loops) > 1 else "i" for k in range(len(loops))]
     places = []
@@ -221,7 +221,7 @@ def _filled(view: View, value: float, context: Context) -> Lines:
 
 
 def _begun(operation: Operation, context: Context, value: float = 0.0) -> Lines:
-    """Statements that begin a sum: at the first tile only, where it is over the samples of all of them."""
+    """Statements that begin a sum: only at the first tile, if it is over the samples of all tiles."""
     if operation.accumulates or context.continued or (context.begun and operation.sums_over_batch):
         return
     lines = [line for out in operation.outs for line in _filled(out, value, context)]
@@ -312,8 +312,8 @@ def _batch_matmul(operation: BatchMatMul, context: Context) -> Lines:
 def _windows(
     operation: Any, image: View, positions: View
 ) -> tuple[list[str], list[tuple[str, Extent]], list[tuple[str, Extent]]]:
-    """Statements that find the entry (row, column) of the image under entry (u, v) of a window at (i, j), or go on to the next
-    where it is padding; the loops over the entries of a window, and those over positions.
+    """Statements that find the entry (row, column) of the image under entry (u, v) of a window at (i, j), or skip padding; the
+    loops over the entries of a window, and those over positions.
     """
     window = operation.window
     lines = []
@@ -331,8 +331,8 @@ def _four(view: View, context: Context, *names: str) -> str:
 
 
 def _convolution(operation: Any, context: Context) -> Lines:
-    """The three convolutions: of an entry of the image, a weight and an entry of the output, two are multiplied and added
-    to the third.
+    """The three convolutions: two of an entry of the image, a weight and an entry of the output are multiplied and added to the
+    third.
     """
     if isinstance(operation, Convolve):
         (y,), (x, w) = operation.outs, operation.ins

@@ -1,4 +1,4 @@
-"""A network as one file of C99, for compilers that LLVM does not support and for readers of what is computed.
+"""A network as one file of C99, for compilers that LLVM does not support, and for people who read the code.
 
 Each function follows the order of its program. Operations on samples run tile by tile, so that their intermediate results stay
 in the cache and need no workspace if they are small.
@@ -25,21 +25,21 @@ from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 from chains.version import __version__
 
-TILE_BYTES = 16 << 10  # scratch of a tile, where it has more than one sample
+TILE_BYTES = 16 << 10  # scratch of a tile with more than one sample
 MAX_SAMPLES = 64
 STACK_BYTES = 32 << 10
 NUMBERS_IN_LINE = 6
 
 
 class CSource:
-    """What an interface becomes in C."""
+    """An interface as C source."""
 
     def __init__(self, interface: Interface) -> None:
         self._functions = [_Function(call) for call in interface.calls]
         self.interface = replace(interface, workspace=any(each.nbytes > STACK_BYTES or each.whole for each in self._functions))
 
     def text(self, header: str | None) -> str:
-        """The source, which includes the header of this name where there is one."""
+        """The source, which includes the header of this name if there is one."""
         return "\n".join(self._lines(header)) + "\n"
 
     def _lines(self, header: str | None) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _numbers(name: str, array: np.ndarray, dtype: np.dtype) -> Iterator[str]:
 
 
 def _parts(operation: Operation) -> list[Operation]:
-    """What stands for an operation in C."""
+    """The C code of an operation."""
     return operation.in_parts() if isinstance(operation, UpdateRows) else [operation]
 
 
@@ -91,7 +91,7 @@ def _parts(operation: Operation) -> list[Operation]:
 class _Segment(Tiles):
     """Operations on samples, `tiled`, then those done once. `continued` are those that add to a sum begun by an earlier one.
 
-    In a `large` segment, the first is a large product, whose arrays of samples hold the whole batch.
+    In a `large` segment, the first operation is a large product, whose arrays of samples hold the whole batch.
     """
 
     large: bool = False
@@ -165,7 +165,7 @@ class _Function:
 
     @property
     def nbytes(self) -> int:
-        """Of scratch memory that does not grow with the number of samples."""
+        """The size of scratch memory that does not grow with the number of samples."""
         sizes = [buffer.nbytes * (self.tile if buffer.batched else 1) for buffer in (*self.of_tile, *self.fixed)]
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
@@ -219,7 +219,7 @@ class _Function:
             yield "(void)place;"
 
     def _name(self, buffer: Buffer) -> str:
-        """The variable for a buffer: that of the caller's by its name, others by theirs with a number where it is taken."""
+        """The variable for a buffer: its name, with a number if the name is in use and the buffer is not the caller's."""
         if buffer not in self._names:
             if buffer.role != "scratch":
                 return c_name(buffer)
@@ -259,7 +259,7 @@ class _Function:
 
     @staticmethod
     def _titled(operation: Operation, lines: Iterator[str]) -> Iterator[str]:
-        """The statements of an operation, under what it is in words."""
+        """The statements of an operation, after a comment that names it."""
         label = f"{operation.label}: " if operation.label else ""
         yield f"/* {comment(f'{label}{operation}')} */"
         yield from lines

@@ -1,10 +1,10 @@
-"""The functions of CasADi's external interface around those of a network: values, derivatives, and what each of them takes.
+"""The functions of CasADi's external interface around those of a network: values, derivatives, and their descriptions.
 
 CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_adj1_F`,
 `jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further
-functions, `F_n_in` and so on, say what it takes. Matrices are in Fortran's order. Derivatives of several samples are sparse,
-since a sample's outputs depend on its inputs alone. An argument that is NULL stands for zeros, and a result that is NULL is
-not filled. Scratch memory is `w`, so that nothing is allocated and any number of threads may call at once.
+functions, `F_n_in` and so on, describe its arguments. Matrices are in Fortran's order. Derivatives of several samples are
+sparse, since a sample's outputs depend on its inputs alone. An argument that is NULL means zeros, and a result that is NULL is
+not filled. Scratch memory is `w`, so nothing is allocated and any number of threads may call simultaneously.
 
 Source: CasADi's documentation, "Generating C-code" and "User-defined function objects" (external functions).
 """
@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A function of the library: names and patterns of its arguments and results, and what writes its body."""
+    """A function of the library: names and patterns of its arguments and results, and the writer of its body."""
 
     name: str
     inputs: Sequence[tuple[str, Pattern]]
@@ -115,7 +115,7 @@ class CasadiObjects(Objects):
         return [f"{each.name}{end}" for each in self.functions() for end in ends]
 
     def linked_in(self, targets: Sequence[Target]) -> Iterator[llvm.ModuleRef]:
-        """What surrounds the functions of the network."""
+        """The code around the functions of the network."""
         yield from super().linked_in(targets)
         base, module = targets[0], Module()
         constants: list[str] = []
@@ -149,7 +149,7 @@ class CasadiObjects(Objects):
         return "\n".join([*lines, "#ifdef __cplusplus\n}\n#endif\n#endif", ""])
 
     def functions(self) -> list[Symbol]:
-        """The functions that CasADi looks for. Derivatives of `jac_F` exist where parameters are part of the code."""
+        """The functions that CasADi looks for. Derivatives of `jac_F` exist if parameters are part of the code."""
         name, m, samples, groups = self.name, self.outputs, self.samples, self.groups
         inputs = [(group.name, self._argument(group)) for group in groups]
         y, none = dense(m, samples), empty(m, samples)
@@ -214,7 +214,7 @@ class _Body:
         self.free = next((group for group in self.groups if not group.features), None)
         self.f = Function(module, symbol.name, [(PTR, "arg"), (PTR, "res"), (PTR, "iw"), (PTR, "w"), (I32, "mem")], "i32")
         self.arguments, self.results, _, self.w, _ = self.f.arguments
-        self.length = objects.workspace_numbers  # of what `w` has so far
+        self.length = objects.workspace_numbers  # of the used part of `w`
 
     def done(self) -> None:
         """End the function."""
@@ -285,7 +285,7 @@ class _Body:
 
     @property
     def p(self) -> dict[str, Value]:
-        """The parameters, where they are an argument."""
+        """The parameters, if they are an argument."""
         return {} if self.free is None else {"p": self.given(len(self.groups) - 1, self.free.size)}
 
     # Functions
@@ -423,7 +423,7 @@ class _Body:
             self._any([*(r * width + k for r in range(k)), *(k * width + c for c in range(k + 1))], self._refuse)
 
     def _refuse(self) -> None:
-        """Say that second derivatives by the parameters do not exist, and fail, so that CasADi raises an error."""
+        """Print that second derivatives by the parameters do not exist, and fail, so that CasADi raises an error."""
         name = self.symbol.name.removeprefix("jac_adj1_")
         text = f"{name} has no second derivatives by its parameters p: pass p to to_casadi, or derive by the inputs alone\n"
         self.f.module.declare("refusal", f"@refusal = private constant [{len(text)} x i8] {characters(text.encode())}")
@@ -451,7 +451,7 @@ class _Body:
         f.loop(integer(0), integer(m), 1, of_output)
 
 
-# What else there is for each function: numbers, texts, patterns, and the counting of users, of which there is no need.
+# The other functions for each function: numbers, texts, patterns, and the counting of users, which is not needed.
 _INTEGERS, _TEXTS = ("_n_in", "_n_out"), ("_name_in", "_name_out")
 _PATTERNS, _COUNTS = ("_sparsity_in", "_sparsity_out"), ("_checkout", "_release", "_incref", "_decref")
 

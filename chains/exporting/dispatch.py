@@ -1,4 +1,4 @@
-"""Which of several levels of x86-64 the processor has: found out at the first call, and kept.
+"""The level of x86-64 that the processor has: it is found at the first call, and kept.
 
 Source: x86-64 psABI, "Micro-Architecture Levels"; Intel SDM, CPUID and XGETBV.
 """
@@ -13,7 +13,8 @@ from chains.exporting.entry import parameters, result_of
 from chains.exporting.interface import Call, Interface
 from chains.exporting.targets import Target
 
-# The bits that a level needs and the level before does not: ecx of leaf 1; ebx of leaf 7; of XCR0, what the system saves.
+# The bits that a level needs in addition to the level before: ecx of leaf 1; ebx of leaf 7; of XCR0, the state that the system
+# saves.
 _FMA, _OSXSAVE, _AVX, _F16C, _MOVBE = (1 << bit for bit in (12, 27, 28, 29, 22))
 _NEEDS = {
     "sse2": (0, 0, 0),

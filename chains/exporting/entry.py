@@ -1,8 +1,8 @@
 """A program as LLVM assembly that C can call: the works of its plan, and a function that drives them in one thread.
 
-The function builds the table of addresses on its stack. Scratch memory is there too if it is small and does not grow
-with the number of samples; else in a workspace that the caller passes. Nothing else is written to but the caller's arrays,
-so that any number of threads may call it at the same time.
+The function builds the table of addresses on its stack. Scratch memory is on the stack too if it is small and does not grow
+with the number of samples; otherwise it is in a workspace that the caller passes. The function writes only to these and to the
+caller's arrays, so any number of threads may call it simultaneously.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BYTE, DOUBLE = Type("i8"), Type("double")
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where a function's scratch memory lies: what has a fixed size in front, then what grows with the number of samples.
+    """The scratch memory of a function: the part of fixed size in front, then the part that grows with the number of samples.
 
     `fixed` and `grown` hold offsets in bytes by the number of a slot in the table of addresses, the latter to be multiplied by
     the number of samples, rounded up to a multiple of `grain`.
@@ -48,7 +48,7 @@ class Scratch:
 
     @classmethod
     def of(cls, signature: Signature) -> Scratch:
-        """The places of all that callers do not provide."""
+        """The places of all buffers that callers do not provide."""
         fixed: dict[int, int] = {}
         grown: dict[int, int] = {}
         end = growth = 0
@@ -69,7 +69,7 @@ class Scratch:
         return self.fixed_bytes + self.bytes_per_sample * self.room(samples)
 
     def room(self, samples: int) -> int:
-        """The number of samples that there is room for: no fewer, and a multiple of 16."""
+        """The number of samples with room: at least this many, and a multiple of 16."""
         return (samples + self.grain - 1) // 16 * 16
 
 
@@ -78,7 +78,7 @@ def _rounded(nbytes: int) -> int:
 
 
 class Planned:
-    """A function with its plan for a target. Raises UnsupportedOperationError where there is no code for an operation."""
+    """A function with its plan for a target. Raises UnsupportedOperationError if an operation has no code."""
 
     def __init__(self, call: Call, target: Target) -> None:
         reason = unsupported(call.program)
@@ -98,11 +98,11 @@ class Planned:
 
     @property
     def wants_workspace(self) -> bool:
-        """Whether the stack does not do."""
+        """Whether the stack is too small."""
         return bool(self.scratch.bytes_per_sample) or self.scratch.fixed_bytes > self.target.stack
 
     def text(self, interface: Interface, symbol: str) -> str:
-        """The assembly of the function under this name, which alone is seen from outside."""
+        """The assembly of the function under this name; only this name is visible from outside."""
         text = Compiler(self.plan).compiled(_Entry(self, interface, symbol).write).text
         inner = re.compile(rf"^define +(?=\S+ @(?!{symbol}\())", re.MULTILINE)
         return adapted(inner.sub("define internal ", text), self.target)
@@ -115,7 +115,7 @@ def parameters(call: Call, interface: Interface, target: Target) -> list[tuple[T
 
 
 def result_of(call: Call) -> str:
-    """LLVM's type of what a function returns."""
+    """LLVM's type of a function's result."""
     return "void" if call.value is None else str(real_type(call.value.dtype))
 
 
@@ -157,7 +157,7 @@ class _Entry:
     # Memory
 
     def _memory(self) -> Value:
-        """Where scratch memory begins."""
+        """The address of scratch memory."""
         f = self.f
         if not self.interface.workspace:
             return f.assign(PTR, f"alloca [{max(1, self.scratch.fixed_bytes)} x i8], align {ALIGNMENT}")
@@ -211,7 +211,7 @@ class _Entry:
     # Segments
 
     def _segment(self, k: int, segment: Segment, plan: ExecutionPlan) -> None:
-        """Have the work of a segment done, by one thread. Its sums are the results, so that none are added up."""
+        """Call the work of a segment, on one thread. Its sums are the results, so nothing is added up."""
         f = self.f
         if segment.early:
             self._do(f"early_{k}")

@@ -48,38 +48,39 @@ def export(
     """Write a network as an object file, a library or C source, which needs no Python and no runtime.
 
     Its functions are ``model_forward(n, x, p, y)`` and ``model_vjp(n, x, p, dy, g, dx)``; with a `loss`
-    ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` too ``model_step``, a step of training;
-    recurrent networks have ``model_stream(n, x, p, carried, y, new_carried)``, one step of a sequence.
-    All are in the mode "eval" but the step. They allocate nothing and may be called from many threads. See docs/export.md.
+    ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` also ``model_step``, a training step;
+    recurrent networks have ``model_stream(n, x, p, carried, y, new_carried)``, one step of a sequence. All but the training
+    step are in the mode "eval". They allocate nothing and may be called from many threads. See docs/export.md.
 
     Parameters
     ----------
     net : Chain
         The network.
     path : path
-        The file to write. Its suffix decides: ".o", ".a" (a static library), ".c" (C99 source), and where a linker is found
-        ".so" and ".wasm". The header and the Fortran module are written to the same folder.
+        The file to write. Its suffix decides: ".o", ".a" (a static library), ".c" (C99 source), and if there is a linker ".so"
+        and ".wasm". The header and the Fortran module are written to the same folder.
     p, state : array, optional
-        Parameters, shape (n_params,), and the state, shape (n_state,), to be part of the code. They are arguments otherwise.
+        Parameters, shape (n_params,), and the state, shape (n_state,), which become part of the code. By default they are
+        arguments.
     name : str
-        What the names of all functions begin with.
+        The prefix of the names of all functions.
     dtype : "float32" or "float64"
         The type of all arrays.
     loss, target_shape, penalty, optimizer
         As for `net.program`.
     gradient : "parameters", "inputs", "both" or None
-        Which gradients the functions fill.
+        The gradients that the functions fill.
     derivatives : sequence of "jvp", "jacobian" and "hessian"
         Functions of derivatives by the inputs: ``model_jvp(n, x, p, dx, dy)``, the derivatives of the outputs along dx;
         ``model_jacobian(n, x, p, J)``, with J of shape (n, outputs, inputs); ``model_hessian(n, x, p, v, H)``, the second
         derivatives of the sum of v times the outputs, with H of shape (n, inputs, inputs). With "jacobian", recurrent networks
         have ``model_stream_jacobian(n, x, p, carried, J)`` too, of one step.
     target : str or list of str
-        For which processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`),
-        several in a list or with commas between. Levels of x86-64 share a file, which finds out at run time which one to
-        use; other targets get a file each, named after them. C source needs none.
+        The processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`), several in
+        a list or separated by commas. Levels of x86-64 share a file, which chooses the level at run time; any other target has
+        a separate file, named after it. C source needs none.
     header, fortran : bool
-        Whether to write them.
+        Whether to write the C header and the Fortran module.
 
     Returns
     -------
@@ -89,11 +90,11 @@ def export(
     Raises
     ------
     TypeError, ValueError
-        For arguments that do not fit, before anything is written, and where a linker is needed that there is not.
+        For arguments that do not fit, before anything is written, and if a linker is needed but missing.
     UnsupportedOperationError
-        Where there is no code for an operation of a custom layer.
+        If an operation of a custom layer has no code.
     NotImplementedError
-        Where a layer has no rule for the `derivatives`; the message names it.
+        If a layer has no rule for the `derivatives`; the message names it.
     """
     path = check_output("path", path)
     check_flags(header=header, fortran=fortran)
@@ -105,7 +106,7 @@ def export(
 
 
 def check_output(name: str, path: Any) -> Path:
-    """The file to write. Raises TypeError or ValueError for what is none, or has another ending than `SUFFIXES`."""
+    """The file to write. Raises TypeError or ValueError for anything but a path with one of the `SUFFIXES`."""
     file = check_path(name, path, "model.o")
     if file.suffix not in SUFFIXES:
         raise ValueError(f"`{name}` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
@@ -130,7 +131,7 @@ def interface_for(
 
 @dataclass(frozen=True)
 class Written:
-    """What was written: the functions as callers see them, the names of the targets, and the contents of each file."""
+    """The result of an export: the functions as callers see them, the names of the targets, and the contents of each file."""
 
     interface: Interface
     built_for: str
@@ -165,7 +166,7 @@ def _criterion(
     penalty: Penalty | None,
     optimizer: Optimizer | None,
 ) -> Criterion | None:
-    """What `model_loss` computes. Raises TypeError or ValueError for arguments that do not fit."""
+    """The criterion of `model_loss`. Raises TypeError or ValueError for arguments that do not fit."""
     net.program(loss, optimizer, penalty=penalty, target_shape=target_shape, dtype=dtype)  # which checks them
     if loss is None:
         return None

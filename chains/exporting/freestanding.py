@@ -1,4 +1,4 @@
-"""What LLVM's code would call from C's mathematical library, written out: powers, and the sine and cosine of large arguments.
+"""The functions of C's mathematical library that LLVM's code would call: powers, and the sine and cosine of large arguments.
 
 All of them are computed number by number in double precision. Powers carry the logarithm in two doubles, so that they are
 within a unit in the last place. Sine and cosine take quarter turns off by as many digits of 2 / pi as the argument needs
@@ -20,7 +20,7 @@ Pair = tuple[Value, Value]  # a number as the sum of two doubles, the second one
 
 
 def freestanding(text: str) -> str:
-    """The assembly with its own functions instead of the library's."""
+    """The assembly with these functions instead of the library's."""
     called = dict.fromkeys(re.findall(r"^declare (\S.*?) @llvm\.(pow|sin|cos)\.(\w+)\(", text, re.MULTILINE))
     if not called:
         return text
@@ -62,7 +62,7 @@ def _each(module: Module, name: str, mangled: str, text: str) -> Function:
     return f
 
 
-# Sums and products of two doubles with what rounding took from them. No instruction here may be contracted.
+# Sums and products of two doubles with their rounding errors. No instruction here may be contracted.
 
 
 def _exact(f: Function, operation: str, a: Value, b: Value) -> Value:
@@ -193,7 +193,7 @@ def _exp(f: Function, x: Pair) -> Value:
 
 # Sine and cosine
 
-_ZEROS, _WORDS = 128, 24  # bits before those of 2 / pi, so that small numbers need no other way; words of 64 bits
+_ZEROS, _WORDS = 128, 24  # bits before those of 2 / pi, so that small numbers need no special case; words of 64 bits
 
 
 def _two_over_pi() -> list[int]:
@@ -206,7 +206,7 @@ def _two_over_pi() -> list[int]:
 
 
 def _pi() -> Decimal:
-    """By Machin's formula, in the digits of the context."""
+    """Pi by Machin's formula, in the digits of the context."""
 
     def arctan_of_inverse(n: int) -> Decimal:
         power = total = Decimal(1) / n
@@ -278,7 +278,7 @@ def _reduced(f: Function, module: Module, mantissa: Value, first: Value) -> tupl
     n = f.binary("lshr", head, integer(62))
     fraction = f.binary("or", f.binary("shl", head, integer(2)), f.binary("lshr", second, integer(62)))
     beyond = f.binary("shl", second, integer(2))
-    over = f.compare("slt", fraction, integer(0))  # more than half a quarter turn: from the other side
+    over = f.compare("slt", fraction, integer(0))  # more than half a quarter turn: measured from the other side
     n = f.binary("add", n, f.cast("zext", over, I64))
     some = f.cast("zext", f.compare("eq", beyond, integer(0)), I64)
     negated = f.binary("add", f.binary("xor", fraction, integer(-1)), some)

@@ -19,7 +19,7 @@ CTYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": 
 
 
 def header_text(interface: Interface, built_for: str) -> str:
-    """The header; `built_for` says in words what the code is for."""
+    """The header; `built_for` describes the target."""
     return "\n".join(_lines(interface, built_for)) + "\n"
 
 
@@ -63,7 +63,7 @@ def _offsets(interface: Interface, vector: str, layout: Layout) -> Iterator[str]
 
 
 def constant_name(interface: Interface, entry: Slice) -> str:
-    """The name of the constant that says where an array begins."""
+    """The name of the constant for the start of an array."""
     return re.sub(r"\W", "_", f"{interface.name}_{entry.name}")
 
 
@@ -90,7 +90,7 @@ def ctype(dtype: np.dtype) -> str:
 
 
 def shape_text(argument: Argument) -> str:
-    """The shape of an argument, for people."""
+    """The printed shape of an argument."""
     shape = [*(["n"] if argument.batched else []), *map(str, argument.shape)]
     return f"({', '.join(shape)})" if shape else "one number"
 
@@ -100,7 +100,7 @@ KINDS = {
     "float64": "real(c_double)",
     "int32": "integer(c_int32_t)",
     "int64": "integer(c_int64_t)",
-    "uint64": "integer(c_int64_t)",  # Fortran has no unsigned ones
+    "uint64": "integer(c_int64_t)",  # Fortran has no unsigned types
 }
 INTENTS = {"input": "in", "output": "out", "state": "inout"}
 

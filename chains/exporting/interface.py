@@ -29,7 +29,7 @@ GRADIENTS: dict[str | None, tuple[str, ...]] = {"parameters": ("g",), "inputs": 
 
 @dataclass(frozen=True)
 class Argument:
-    """An array that a function takes: its name, and the shape of it or, where it is `batched`, of a sample's part."""
+    """An array argument of a function: its name, and its shape or, if `batched`, the shape of a sample's part."""
 
     name: str
     dtype: np.dtype
@@ -60,7 +60,7 @@ class Call:
 
     @property
     def value(self) -> Buffer | None:
-        """What the function returns."""
+        """The result of the function."""
         return self.program.buffers.get("value")
 
 
@@ -75,7 +75,7 @@ class Interface:
     dtype: np.dtype
     network: str
     calls: tuple[Call, ...]
-    sizes: Mapping[str, int]  # what the functions `..._n_params` and so on return
+    sizes: Mapping[str, int]  # the results of the functions `..._n_params` and so on
     layout: Layout
     state_layout: Layout
     baked: Mapping[str, np.ndarray]
@@ -105,7 +105,7 @@ ABOUT = {
     "v": "weights of the outputs",
     "H": "second derivatives by the inputs of the sum of v times the outputs",
 }
-ABOUT_IN = {  # what else arrays are in some functions
+ABOUT_IN = {  # other descriptions of arrays in some functions
     ("jvp", "dx"): "a direction of the inputs",
     ("jvp", "dy"): "derivatives of the outputs along dx",
     ("stream_jacobian", "J"): "rows: outputs, then new carried; columns: inputs, then carried",
@@ -121,7 +121,7 @@ ORDER = {
     "loss": ("x", "p", "state", "t", "g", "dx"),
     "step": ("x", "t", "p", "state", "moments", "step", "random"),
 }
-ALWAYS = ("x", "p", "state", "t", "moments")  # these are arguments whether or not the function looks at them
+ALWAYS = ("x", "p", "state", "t", "moments")  # these are arguments even if the function does not use them
 ALWAYS_IN = {"jvp": ("dx",), "hessian": ("v",)}  # likewise in these
 
 
@@ -189,7 +189,7 @@ def interface_of(
 
 
 def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None, None]:
-    """The program of one step of a sequence; None where `net.step` has none, such as for bidirectional layers and for ids."""
+    """The program of one step of a sequence; None if `net.step` has none, such as for bidirectional layers and for ids."""
     try:
         stepping = Stepping(network_of(net))
         return stepping, stepping.record(dtype)
@@ -198,7 +198,7 @@ def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None,
 
 
 def _of_loss(wanted: tuple[str, ...], loss: Loss) -> tuple[str, ...]:
-    """Which gradients of a loss there are: residuals have none with respect to the points where they are taken."""
+    """The gradients of a loss: residuals have none with respect to their points."""
     return tuple(each for each in wanted if each != "dx" or not isinstance(loss, ResidualLoss))
 
 

@@ -1,4 +1,4 @@
-"""Static libraries, and shared ones and WebAssembly modules, for which a linker is asked for."""
+"""Static libraries, and shared libraries and WebAssembly modules, which need a linker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _member(name: str, data: bytes) -> bytes:
 def linked(code: bytes, symbols: Sequence[str], target: Target, suffix: str) -> bytes:
     """A shared library (".so") or a WebAssembly module (".wasm") of an object file.
 
-    Raises ValueError where the target has none, or no linker is found; OSError where the linker fails.
+    Raises ValueError if the target has none, or no linker is found; OSError if the linker fails.
     """
     formats = {".so": "elf", ".wasm": "wasm"}
     if target.format != formats[suffix]:

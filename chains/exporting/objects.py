@@ -24,7 +24,7 @@ ATTRIBUTES = "attributes #0 = {"
 
 
 class Objects:
-    """What an interface becomes for some targets. Raises UnsupportedOperationError where there is no code for an operation."""
+    """An interface as object files for some targets. Raises UnsupportedOperationError if an operation has no code."""
 
     def __init__(self, interface: Interface, targets: Sequence[Target]) -> None:
         self._planned = {target: [Planned(call, target) for call in interface.calls] for target in targets}
@@ -61,7 +61,7 @@ class Objects:
         return machine.emit_object(module)
 
     def linked_in(self, targets: Sequence[Target]) -> Iterator[llvm.ModuleRef]:
-        """What surrounds the functions of the targets."""
+        """The code around the functions of the targets."""
         if len(targets) > 1:
             yield _parsed(adapted(dispatcher(self.interface, targets), targets[0]))
 
@@ -77,7 +77,7 @@ class Objects:
     def _text(self, planned: Planned, target: Target, several: bool) -> str:
         symbol = f"{self.interface.name}_{planned.call.name}"
         text = freestanding(planned.text(self.interface, f"{symbol}_{target.processor.kind}" if several else symbol))
-        if several:  # what each function is compiled for
+        if several:  # the target of each function
             text = text.replace(ATTRIBUTES, f'{ATTRIBUTES} "target-cpu"="{target.processor.cpu}"')
         return text
 
@@ -99,11 +99,11 @@ class Objects:
             place = f"@{baked_symbol(interface, vector)} = hidden constant [{len(data)} x i8]"
             yield f"{place} {characters(data)}, align {ALIGNMENT}"
         if targets[0].format == "coff":
-            yield "@_fltused = weak_odr global i32 0"  # which code with floats refers to there
+            yield "@_fltused = weak_odr global i32 0"  # code with floats refers to it there
         yield f'{ATTRIBUTES} nounwind "frame-pointer"="none" }}'
 
     def _work_bytes(self, targets: Sequence[Target], size: str) -> str:
-        """The lines that compute how long a workspace has to be: no less than any function needs for n samples."""
+        """The lines that compute the length of a workspace: enough for any function with n samples."""
         if not self.interface.workspace:
             return f"  ret {size} 0"
         fixed, grain, growth = self._needs(targets)
@@ -114,12 +114,14 @@ class Objects:
   ret {size} %bytes"""
 
     def workspace_bytes(self, targets: Sequence[Target], samples: int) -> int:
-        """What ``work_bytes`` returns for a number of samples."""
+        """The result of ``work_bytes`` for a number of samples."""
         fixed, grain, growth = self._needs(targets)
         return fixed + (samples + grain - 1) * growth if self.interface.workspace else 0
 
     def _needs(self, targets: Sequence[Target]) -> tuple[int, int, int]:
-        """The longest workspace of a function: its fixed bytes, what the number of samples is rounded to, bytes for each."""
+        """The longest workspace of a function: its fixed bytes, the multiple to which samples are rounded, bytes for each
+        sample.
+        """
         needs = [each.scratch for target in targets for each in self._planned[target]]
         fixed, grain = max(need.fixed_bytes for need in needs) + ALIGNMENT, max(need.grain for need in needs)
         return fixed, grain, max(need.bytes_per_sample for need in needs)
@@ -129,7 +131,7 @@ KEPT = ("_fltused",)
 
 
 def characters(data: bytes) -> str:
-    """Bytes as LLVM writes them."""
+    """Bytes in LLVM's notation."""
     return 'c"' + "".join(f"\\{byte:02x}" for byte in data) + '"'
 
 
@@ -142,7 +144,7 @@ def _parsed(text: str) -> llvm.ModuleRef:
 def compiled_files(
     interface: Interface, path: Path, target: str | Sequence[str]
 ) -> tuple[Interface, str, dict[Path, bytes], Callable[[Sequence[int]], list[float]] | None]:
-    """The interface as compiled code has it, the names of its targets, and the contents of a file for each family of these.
+    """The interface of the compiled code, the names of its targets, and the contents of a file for each family of targets.
 
     The last part is a function for the time of a forward pass, if one of the object files runs on this computer.
     """

@@ -16,7 +16,7 @@ BATCHES = (1, 100)  # samples of the calls that are timed
 
 
 def report_lines(written: Written) -> Iterator[str]:
-    """The report, a line each. A call is timed where an object file for this computer was written."""
+    """The lines of the report. A call is timed if an object file for this computer was written."""
     interface = written.interface
     width = max(len(str(path)) for path in written.contents)
     for path, content in written.contents.items():

@@ -1,4 +1,4 @@
-"""The processors and systems that there is code for: LLVM's names for them, and what their calling conventions ask for."""
+"""The processors and systems of exported code: LLVM's names for them, and the requirements of their calling conventions."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ KIB = 1 << 10
 
 @dataclass(frozen=True)
 class Target:
-    """Where code is to run.
+    """The processor and system of some code.
 
-    `processor` is what kernels need to know. `stack` is how many bytes a function may take of its caller's stack; what takes
-    more asks for a workspace. `bits` are those of an address. Targets of one `family` share a file, where code finds out at
-    run time which of them it runs on. `abi` is LLVM's name for a calling convention.
+    `processor` has the facts that kernels need. `stack` is the number of bytes that a function may take of its caller's stack;
+    functions that need more take a workspace. `bits` are those of an address. Targets of one `family` share a file, which finds
+    its processor at run time. `abi` is LLVM's name for a calling convention.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Target:
 
     @property
     def format(self) -> str:
-        """Of object files: "elf", "macho", "coff" or "wasm"."""
+        """The format of object files: "elf", "macho", "coff" or "wasm"."""
         for word, name in (("apple", "macho"), ("windows", "coff"), ("wasm", "wasm")):
             if word in self.triple:
                 return name
@@ -87,7 +87,7 @@ TARGETS = {target.name: target for target in _ALL}
 
 
 def targets_of(names: str | Sequence[str]) -> list[Target]:
-    """The targets of these names, or of one text with commas. Raises ValueError, listing those there are, for others."""
+    """The targets of these names, or of one text with commas. For other names, raises ValueError with a list of the targets."""
     given = names.split(",") if isinstance(names, str) else names
     if not isinstance(given, (list, tuple)) or not given or not all(isinstance(name, str) for name in given):
         raise TypeError(f"`target` (={names!r}) must be a name or several, such as 'native' or 'x86-64-v3,aarch64'")
@@ -112,7 +112,7 @@ def host() -> Target:
 
 @cache
 def _load() -> None:
-    """Have LLVM know all processors, rather than this one alone."""
+    """Initialise LLVM for all processors, not only for this one."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()  # for the instruction cpuid of x86

@@ -32,8 +32,8 @@ def bound(net: Any, p: Any, state: Any) -> Bound:
 class Bound:
     """``f(x)`` is the network's output for one sample, without a batch axis. Made by `Chain.bound`.
 
-    Solvers call such functions some hundred thousand times: ``solve_ivp(lambda t, y: f(y), ...)``. Calls from several threads
-    are safe, except calls of the C functions.
+    Solvers call such functions hundreds of thousands of times: ``solve_ivp(lambda t, y: f(y), ...)``. Calls from several
+    threads are safe, except calls of the C functions.
     """
 
     def __init__(self, net: Any, p: np.ndarray, state: np.ndarray | None) -> None:
@@ -60,7 +60,7 @@ class Bound:
         TypeError, ValueError
             For arrays that do not fit.
         FloatingPointError
-            Where step control of an `ODE` does not reach the last time.
+            If step control of an `ODE` does not reach the last time.
         """
         quick = self._quick
         if quick is not None and (found := quick(x, out)) is not None:

@@ -19,7 +19,7 @@ from chains.support.memory import memory_of, on_host
 
 
 def check_order(network: Network, p: Any, x: Any, call: str) -> None:
-    """Raise TypeError where parameters and inputs are evidently swapped; `call` shows their order."""
+    """Raise TypeError if parameters and inputs are evidently swapped; `call` shows their order."""
     size = network.n_params
 
     def holds_parameters(array: Any) -> bool:
@@ -31,7 +31,7 @@ def check_order(network: Network, p: Any, x: Any, call: str) -> None:
 
 
 def check_params(network: Network, p: Any, x: Any, call: str) -> np.ndarray:
-    """`p` as the parameters of a network. Raises TypeError or ValueError where it is none, or swapped with `x`."""
+    """`p` as the parameters of a network. Raises TypeError or ValueError if it is not a vector, or swapped with `x`."""
     try:
         return arguments.check_params(p, network.n_params)
     except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_data(declaration: Declaration, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
-    """The data of a problem by buffer name. Raises TypeError or ValueError where they do not fit."""
+    """The data of a problem by buffer name. Raises TypeError or ValueError if they do not fit."""
     x = check_input(x, declaration.input, ids=declaration.id_count)
     check_loss(loss)
     counts = lengths_of(lengths, x, declaration)
@@ -65,12 +65,12 @@ def check_data(declaration: Declaration, x: Any, t: Any, loss: Loss, weights: An
 
 
 def target_shapes(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool]:
-    """The sample shape of the targets and that of the weights, None without these; whether there are lengths."""
+    """The sample shape of the targets; that of the weights, or None; and whether there are lengths."""
     return data["t"].shape[1:], data["weights"].shape[1:] if "weights" in data else None, "lengths" in data
 
 
 def with_counted_targets(declaration: Declaration, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data for checks of their numbers: in place of each target that does not count there is one that does."""
+    """The data for checks of their numbers: each target that does not count is replaced by one that does."""
     if "weights" not in data and "lengths" not in data:
         return data
     t = counted_targets(data["t"], data.get("weights"), data.get("lengths"), declaration.output_steps)
@@ -78,9 +78,9 @@ def with_counted_targets(declaration: Declaration, data: Mapping[str, Any]) -> M
 
 
 def counted_targets(t: Any, weights: Any, lengths: Any, steps: int) -> Any:
-    """The targets with one that counts in place of those of weight 0 and those after a sample's length.
+    """The targets, with those of weight 0 and those after a sample's length replaced by one that counts.
 
-    They are `t` itself where all count. `steps` is the number of steps of the outputs, or 0.
+    They are `t` itself if all count. `steps` is the number of steps of the outputs, or 0.
     """
     masks = [] if weights is None else [on_host(weights) != 0]
     if lengths is not None and steps and t.shape[1:2] == (steps,):
@@ -110,7 +110,7 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
 
 
 def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
-    """Whether targets (batch,) stand for (batch, 1): for one output a sample, unless the loss takes them as they are."""
+    """Whether targets (batch,) mean (batch, 1): for one output a sample, unless the loss takes them unchanged."""
     if output != (1,) or t.ndim != 1:
         return False
     if type(loss).check_target is Loss.check_target:  # most losses; an exception would take microseconds
@@ -123,7 +123,7 @@ def is_column(t: Any, output: tuple[int, ...], loss: Loss) -> bool:
 
 
 def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str = "t") -> None:
-    """Raise ValueError where targets of the right shape hold values that the loss is not defined for."""
+    """Raise ValueError if the loss is not defined for a value of targets in the right shape."""
     try:
         loss.check_values(t, output)
     except ValueError as error:

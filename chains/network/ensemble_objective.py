@@ -22,7 +22,7 @@ from chains.support.messages import counted
 
 
 def own_members(network: Network, x: Any, t: Any, loss: Loss, weights: Any) -> int | None:
-    """How many members have data of their own, along a first axis of `x`, `t` or `weights`; None where there are none."""
+    """The number of members that have separate data, along a first axis of `x`, `t` or `weights`; None if data are shared."""
     x, t = as_array("x", x), as_array("t", t)
     shape = network.input_shape
     if x.ndim == len(shape) + 2 and x.shape[2:] == shape:
@@ -66,7 +66,7 @@ def _made(
 class EnsembleObjective:
     """``objective(P)`` returns the value and the gradient of each member on its own data. Made by `Chain.objective`.
 
-    For `chains.minimize`, which fits all members in one call. Each has the bits that it has alone.
+    `chains.minimize` fits all members with it in one call. Each has the bits that it has alone.
     """
 
     def __init__(self, data: ensembles.Members, make: Callable[..., Objective]) -> None:

@@ -1,7 +1,7 @@
 """Ensembles: many networks of one structure. Each row of an array (members, n_params) is the parameter vector of a member.
 
-A member's results are those that it would have alone, to the bit. Data are shared by all members, or each member has its own,
-along a first axis: (members, batch, ...).
+The results of a member have the bits that it would have alone. Data are shared by all members, or separate for each, along a
+first axis: (members, batch, ...).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_ensemble(p: Any) -> bool:
 
 
 def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
-    """`p` as rows of `size` parameters, to be updated in place where they are `trained`. Raises TypeError or ValueError."""
+    """`p` as rows of `size` parameters, which are updated in place if `trained`. Raises TypeError or ValueError."""
     p = as_array("p", p)
     if p.shape[1] != size or not len(p):
         hint = "; members are rows: np.ascontiguousarray(p.T)" if len(p) == size else ""
@@ -126,7 +126,7 @@ def _checked(members: Members, network: Network, p: Any, state: Any, mode: str, 
 
 @contextmanager
 def _named(member: int) -> Iterator[None]:
-    """What fails inside for its numbers names the member."""
+    """A context: errors about numbers name the member."""
     try:
         yield
     except FloatingPointError as error:
@@ -134,10 +134,10 @@ def _named(member: int) -> Iterator[None]:
 
 
 def check_data(network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
-    """The data of so many members. Raises TypeError or ValueError where they do not fit.
+    """The data of the members. Raises TypeError or ValueError if they do not fit.
 
-    If each member has its own inputs, it has its own targets. With shared inputs, targets may be either. Weights may be either,
-    too: those of shape (members, samples) are the members' own.
+    Members with separate inputs have separate targets. With shared inputs, targets may be shared or separate, and so may
+    weights: those of shape (members, samples) are separate.
     """
     members = Members(count)
     samples = _add_inputs(members, network, x, lengths)
@@ -195,7 +195,7 @@ def _add_inputs(members: Members, network: Network, x: Any, lengths: Any) -> int
 
 
 def add_state(members: Members, network: Network, state: Any, p: Any, updated: bool) -> None:
-    """Add the members' states, shape (members, n_state), where there are any, to be read or to be `updated` in place."""
+    """Add the members' states, shape (members, n_state), if any; they are read, or `updated` in place."""
     if state is None:
         return
     state = as_array("state", state)

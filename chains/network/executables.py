@@ -1,6 +1,6 @@
 """The executables of a network, recorded or found, and the arrays that calls run them on.
 
-These are the caller's data, the parameters, the state, random numbers, what several processes share, and the outputs.
+These are the caller's data, the parameters, the state, random numbers, the numbers that processes share, and the outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from chains.support.checks import check_is
 from chains.support.communicator import check_communicator, own, words_of
 from chains.support.memory import memory_of
 
-# An array that a call fills: its shape, that which the caller has given or None, and what the caller calls it.
+# An array that a call fills: its shape, the caller's array or None, and the caller's name for it.
 Output = tuple[tuple[int, ...], Any, str]
 
 
@@ -36,7 +36,8 @@ def run(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Run an executable on checked parameters and data. Returns its outputs, by name.
 
-    All else is checked before anything is written. The data are copied to the memory of the parameters, if need be.
+    All other arguments are checked before anything is written. The data are copied to the memory of the parameters if
+    necessary.
     """
     batch, memory = len(data["x"]), memory_of(p)
     arrays = {**arguments.to_device_of(p, data), "p": p}
@@ -89,7 +90,7 @@ def state_for(
     return {}
 
 
-# What is recorded, the first time.
+# Programs, which are recorded the first time.
 
 
 def problem(
@@ -144,30 +145,30 @@ def gradient_of(
 def training_step(
     network: Network, p: Any, criterion: record.Criterion, optimizer: Optimizer, *, parallel: bool = False
 ) -> Executable:
-    """A step of training from `p`, for training loops."""
+    """A training step from `p`, for training loops."""
     make = partial(record.training_step, network, criterion, optimizer, p.dtype, parallel=parallel)
     return network.program(p, ("training step", p.dtype, parallel), make, criterion, optimizer)
 
 
-# Calls that several processes do together, each with its own samples, over a communicator of mpi4py.
+# Calls of several processes together, each with its samples, over a communicator of mpi4py.
 
 
 def check_comm(comm: Any) -> Any:
-    """Our duplicate of a caller's communicator. Raises TypeError for what is none."""
+    """Our duplicate of a caller's communicator. Raises TypeError for anything else."""
     return own(check_communicator(comm))
 
 
 def part_of(comm: Any, samples: int) -> tuple[int, int]:
-    """How many samples all processes have together, and how many of them come before those of this one."""
+    """The number of samples of all processes, and of those before this process."""
     counts = np.empty(comm.size, np.int64)
     comm.Allgather(np.array([samples], np.int64), counts)
     return int(counts.sum()), int(counts[: comm.rank].sum())
 
 
 def part_arrays(comm: Any, executable: Executable, total: int, first: int, like: Any) -> dict[str, np.ndarray]:
-    """The arrays by which a program knows its part of a batch of `total` samples, of which it has those from `first` on.
+    """The arrays that tell a program its part of a batch of `total` samples: it has those from `first` on.
 
-    They lie in the memory of `like`, but for the communicator, which is for the host. All processes call this.
+    They are in the memory of `like`, except the communicator, which is for the host. All processes call this.
     """
     dtype, place = executable.program.dtype, memory_of(like)
     executable.backend.join(comm)

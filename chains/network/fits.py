@@ -1,4 +1,4 @@
-"""Fits by Levenberg-Marquardt in machine code, of one network or of many, on shared data or each on its own."""
+"""Fits by Levenberg-Marquardt in machine code, of one network or of many, on shared or separate data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
 
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
-MAX_RESIDUALS = 8  # of a sample: the program has a pullback for each, so that solutions of an ODE would compile for long
+MAX_RESIDUALS = 8  # of a sample: the program has a pullback for each, and solutions of an ODE would take long to compile
 
 
 def started(
@@ -33,7 +33,7 @@ def started(
 
 
 def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int = 1) -> Fitter | None:
-    """What fits on these data in machine code; None where there is no such code. `own` data have a row for each member."""
+    """The fitter on these data in machine code, or None. `own` data have a row for each member."""
     network, loss, n = second.network, second.loss, second.network.n_params
     dtype = np.dtype(np.float64)
     if not 0 < n <= MAX_PARAMETERS or second.per_sample > MAX_RESIDUALS:
@@ -66,7 +66,7 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
 
 
 def _weighed(second: SecondOrder, data: Mapping[str, Any], own: Collection[str], members: int) -> tuple[np.ndarray, np.ndarray]:
-    """The factors of the residuals, and the targets, with a row for each member where weights have one."""
+    """The factors of the residuals, and the targets, with a row for each member if weights have one."""
     size = second.per_sample
     samples = data["x"].shape[1 if "x" in own else 0]
 

@@ -1,4 +1,4 @@
-"""What is behind a `Chain`: its layers in place, the layouts of its vectors, a backend, and the programs that are kept."""
+"""The implementation of a `Chain`: declared layers, layouts of vectors, a backend, and the programs that are kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Network:
 
     @lazy
     def may_fail(self) -> bool:
-        """Whether results may be NaN since a differential equation is not solved."""
+        """Whether results may be NaN because a differential equation is not solved."""
         return self.declaration.may_fail
 
     @lazy
@@ -63,7 +63,7 @@ class Network:
         return self.declaration.most_demanding
 
     def check_batch(self, batch: int, what: str = "`x`") -> None:
-        """Raise ValueError where a layer cannot be trained on so few samples at once."""
+        """Raise ValueError if a layer cannot be trained on such a small batch."""
         wanting = self._most_demanding
         if batch < wanting.smallest_batch:
             raise ValueError(
@@ -72,7 +72,7 @@ class Network:
             )
 
     def structure(self) -> Hashable:
-        """A value of all that programs depend on (see `chains.network.structure`). Raises Unknown where there is none."""
+        """A value of everything that programs depend on (see `chains.network.structure`). Raises Unknown if there is none."""
         layer = self.declaration.layer
         layers = layer.layers if isinstance(layer, Series) else (layer,)
         return value_of((type(layer), layers, self.input_shape, self.frozen))
@@ -87,7 +87,7 @@ class Network:
         return self._elsewhere[backend]
 
     def program(self, like: Any, kind: tuple[Any, ...], make: Callable[[], Program], *parts: Tunable) -> Executable:
-        """The program of this kind, made of these parts, for arrays in the memory of `like`."""
+        """The program of this kind, from these parts, for arrays in the memory of `like`."""
         return self.programs_at(like).get(self.structure, kind, make, *parts)
 
     def part(self, layer: Layer, input_shape: SampleShape) -> Network:
@@ -96,7 +96,7 @@ class Network:
 
 
 def network_of(net: Any) -> Network:
-    """The network behind a `Chain`. Raises TypeError for anything else, ValueError where the shape of its input is unknown."""
+    """The `Network` of a `Chain`. Raises TypeError for anything else, ValueError if the shape of its input is unknown."""
     check_net(net)
     network: Network = net._network
     return network

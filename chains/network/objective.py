@@ -58,7 +58,7 @@ def objective(
 class Objective:
     """``objective(p)`` returns ``(value, gradient)``: a float and a fresh float64 vector. Made by `Chain.objective`.
 
-    For rows of parameters, as `Chain.init_many` makes them, there is one of each for each row.
+    Rows of parameters, such as those of `Chain.init_many`, give a value and a gradient for each row.
 
     The data are copied in float64, except read-only `np.memmap` arrays of float64, which stay in their files. Calls from
     several threads are safe; each uses separate arrays.
@@ -146,9 +146,9 @@ class Objective:
         For a vector on a GPU, it is `chains.minimize` with its options, which leaves the vector there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, if they start from a float32 vector.
 
-        Where the value or the gradient is infinite or NaN, as where an `ODE` with step control fails, SciPy gets a large value
-        instead, from which its line searches step back. Without bounds and constraints, the result is then the lowest finite
-        point of all calls.
+        If the value or the gradient is infinite or NaN, for example because an `ODE` fails, SciPy gets a large value instead,
+        from which its line searches step back. Without bounds and constraints, the result is then the lowest finite point of
+        all calls.
 
         Parameters
         ----------
@@ -165,8 +165,8 @@ class Objective:
         Returns
         -------
         scipy.optimize.OptimizeResult
-            SciPy's result. If there were such points, `message` says how many, and `success` is False where the lowest point
-            is not the one that SciPy ended at.
+            SciPy's result. If there were such points, `message` has their number, and `success` is False if the lowest point is
+            not the last one of SciPy.
         """
         if memory_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
@@ -201,7 +201,7 @@ class Objective:
         return result
 
     def value(self, p: Any) -> Any:
-        """The value alone; of rows, the values.
+        """The value alone; for rows, the values.
 
         Parameters
         ----------
@@ -241,8 +241,8 @@ class Objective:
         Returns
         -------
         array, shape (batch * outputs,)
-            The residuals; of a `ResidualProblem` (points * equations,), where `equations` is the largest number of equations
-            in a term. Terms with fewer equations have zeros instead.
+            The residuals; for a `ResidualProblem` (points * equations,), where `equations` is the largest number of equations
+            of a term. Terms with fewer equations have zeros instead.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class Objective:
         return self.second_order.normal_equations(self._vector("p", p), self._data)
 
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
-        """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None where there is none."""
+        """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None if it cannot be compiled."""
         return started(self._fitter, p, low, high, gtol, ftol)
 
     @cached_property
@@ -286,7 +286,7 @@ class Objective:
 
     @property
     def second_order(self) -> SecondOrder:
-        """The residuals and their derivatives. Raises TypeError for an objective that has none."""
+        """The residuals and their derivatives. Raises TypeError for an objective without residuals."""
         if self._second is None:
             raise TypeError("an objective with `comm` has values and gradients, but no residuals and no second derivatives")
         if "lengths" in self._data:
@@ -363,7 +363,7 @@ class MappedFile:
 
     @staticmethod
     def of(array: Any, dtype: np.dtype[Any]) -> MappedFile | None:
-        """The place of the array; None if it is in no such file, has another type, or is only a part of the mapped one."""
+        """The place of the array; None if it is in no such file, has another type, or is only a part of the mapped array."""
         source = getattr(array, "base", None)
         if not isinstance(source, np.memmap) or not isinstance(source.base, mmap) or source.filename is None:
             return None
@@ -406,7 +406,7 @@ class FiniteFunction:
     def complete(self, result: Any, restricted: bool) -> Any:
         """SciPy's result; if the function failed, at the lowest finite point, with a message that says so.
 
-        Where bounds or constraints restrict the points, the lowest one may violate them, and SciPy's point is kept.
+        With bounds or constraints, the lowest point may violate them, so SciPy's point is kept.
         """
         if self._failures == 0:
             return result

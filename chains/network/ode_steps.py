@@ -1,4 +1,4 @@
-"""The steps that a network's differential equation takes, and why a solution ends before its last time."""
+"""The steps of a network's differential equation, and the reason if a solution ends before its last time."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
 
 SOLVERS = (ODE, SteadyState)  # layers whose solutions may fail
-SMALL = 1e-4  # of the whole way: a step of step control that is shorter may be so since the problem is stiff,
-MANY = 0.1  # and so may be that a larger share of the tried steps is refused
+SMALL = 1e-4  # of the whole time: a shorter step of step control is a sign of a stiff problem,
+MANY = 0.1  # and so is a larger share of refused steps
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The way of one solution.
+    """One solution.
 
     Parameters
     ----------
     times : array, shape (steps + 1,)
-        The ends of the steps that were taken, behind the first time.
+        The first time, then the ends of the steps.
     states : array, shape (steps + 1, n)
-        The states there.
+        The states at these times.
     refused : int
-        How many further steps were tried, and refused by step control.
+        The number of steps that step control refused.
     problem : str
-        Why the last time is not reached, or where the state is not finite; empty where all is well.
+        The reason why the last time is not reached or the state is not finite; else empty.
     """
 
     times: np.ndarray
@@ -57,16 +57,16 @@ def ode_steps(net: Any, p: Any, x: Any, *, lengths: Any = None) -> list[Trajecto
     Parameters
     ----------
     net : Chain
-        A network with an `ODE` among its layers, or within chains, `Residual` or `Parallel`; the first of them counts.
+        A network with an `ODE` among its layers, or within chains, `Residual` or `Parallel`; the first one is used.
     p, x : array, shapes (n_params,) and (batch, *input_shape)
         As in a call of the network.
     lengths : array, shape (batch,), optional
-        The number of times of each trajectory, as in a call: its way ends at the last of these.
+        The number of times of each trajectory, as in a call: it ends at the last of these.
 
     Returns
     -------
     list of Trajectory
-        One for each sample: `times`, `states`, `refused`, and `problem` in words.
+        One for each sample, with `times`, `states`, `refused` and `problem`.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def ode_steps(net: Any, p: Any, x: Any, *, lengths: Any = None) -> list[Trajecto
 
 
 def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **lengths: Any) -> None:
-    """Raise FloatingPointError where results are NaN since some solution ends before its last time."""
+    """Raise FloatingPointError if results are NaN because a solution ends before its last time."""
     if is_elsewhere(results) or not np.isnan(results).any():
         return
     odes, followed = list(_odes(network.declaration, SOLVERS)), []
@@ -112,7 +112,7 @@ def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **length
 
 
 def _not_found(network: Network, d: Declaration, p: np.ndarray, x: Any) -> str:
-    """Which steady states of a batch were not found, with what to do about it."""
+    """The message about steady states of a batch that were not found, with advice."""
     layer, x = d.layer, np.asarray(x)
     assert isinstance(layer, SteadyState)
     failed = np.isnan(_outputs(network.part(layer, d.input), p, x, None)).any(1)
@@ -129,7 +129,7 @@ def _not_found(network: Network, d: Declaration, p: np.ndarray, x: Any) -> str:
 
 
 def _odes(d: Declaration, kinds: tuple[type[Layer], ...] = (ODE,)) -> Iterator[Declaration]:
-    """The differential equations within a declared layer; but not those that are part of another's right-hand side."""
+    """The differential equations within a declared layer, except those that are part of another's right-hand side."""
     if isinstance(d.layer, kinds):
         yield d
     else:
@@ -140,7 +140,7 @@ def _odes(d: Declaration, kinds: tuple[type[Layer], ...] = (ODE,)) -> Iterator[D
 def _with_inputs(
     network: Network, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any], kinds: tuple[type[Layer], ...] = (ODE,)
 ) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
-    """Those of them whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
+    """The differential equations whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
     if isinstance(d.layer, kinds):
         yield d, p, x
     if not isinstance(d.layer, (Series, Residual, Parallel)):
@@ -176,12 +176,12 @@ def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any 
 
 
 def _times(ode: ODE, sample: np.ndarray, count: int | None) -> np.ndarray:
-    """The times of a sample, of which it may have only the first so many."""
+    """The times of a sample, up to its length."""
     return np.asarray(ode.times if isinstance(ode.times, tuple) else sample[-ode.times :], np.float64)[:count]
 
 
 def _trajectory(ode: ODE, number: int, wanted: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
-    """The steps in the rows of a trace to the wanted times; `sound` says whether parameters are finite."""
+    """The steps in the rows of a trace up to the `wanted` times; `sound` says whether parameters are finite."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
     if ode.rtol is None:
         taken = waiting = np.flatnonzero(begins < wanted.max())
@@ -203,7 +203,7 @@ def _trajectory(ode: ODE, number: int, wanted: np.ndarray, rows: np.ndarray, sou
 
 
 def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
-    """The times since the first one, as step control has them."""
+    """The times since the first one, as in step control."""
     if isinstance(ode.times, tuple):
         return (times - times[0]).astype(dtype)
     return times.astype(dtype) - times[:1].astype(dtype)
@@ -218,7 +218,7 @@ def _problem(
     tried: np.ndarray,
     reached: bool,
 ) -> str:
-    """What ended a solution early, with what to do about it."""
+    """The reason why a solution ended early, with advice."""
     (times, states), last = way, wanted.max()
     if not np.isfinite(wanted).all():
         return f"trajectory {number} has times {wanted}, but they must be finite"

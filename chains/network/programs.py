@@ -35,7 +35,7 @@ class Programs:
 
     @property
     def fallbacks(self) -> list[str]:
-        """The reasons why the backend gives some of the programs to a slower one, a line each."""
+        """The reasons why the backend leaves some of the programs to a slower one, a line each."""
         reasons = dict.fromkeys(self._backend.fallback(run.program) for run in list(self._recorded.values()))
         return [f"on NumPy, several times slower: {reason}" for reason in reasons if reason]
 
@@ -44,7 +44,8 @@ class Programs:
     ) -> Executable:
         """The program of this kind, recorded by `make` from these parts. All networks of one structure share it.
 
-        `structure` returns that of the network. If it or that of a part is unknown, the program is for this network alone.
+        `structure` returns the structure of the network. If it or that of a part is unknown, the program is for this network
+        alone.
         """
         try:
             return self._tuned[kind, parts][0]
@@ -55,7 +56,7 @@ class Programs:
             return get_or_make(self._tuned, (kind, parts), lambda: (recorded.tuned(numbers_of(parts)), parts))[0]
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
-        """The result of `find` for this kind and these very objects, which are found faster than equal ones."""
+        """The result of `find` for this kind and these objects, which are found faster by identity than by equality."""
         key = (kind, *map(id, things))
         found = self._tuned.get(key)
         return found[0] if found is not None else get_or_make(self._tuned, key, lambda: (find(), things))[0]
@@ -64,7 +65,7 @@ class Programs:
 class Shortcuts:
     """Fast functions for repeated calls: the same network, loss and mode, and arrays of the same shapes.
 
-    They take NumPy arrays that need no conversion. For others they return None; then the caller takes the general way.
+    They take NumPy arrays that need no conversion. For others they return None; the caller then takes the general path.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -74,11 +75,11 @@ class Shortcuts:
         self._functions: dict[Hashable, tuple[tuple[Any, Any, Callable[..., Any] | None], ...]] = {}
 
     def find(self, kind: Hashable, mode: Any, p: Any, x: Any, one: Any = None, other: Any = None) -> Callable[..., Any] | None:
-        """The function for calls of this kind in a mode, with these objects or equal ones; None where there is none."""
+        """The function for calls of this kind in a mode, with these objects or equal ones, or None."""
         if type(p) is type(x) is self._wanted:
             try:
                 entries = self._functions.get((kind, mode, p.dtype, x.shape), ())
-            except TypeError:  # the mode is none: the general way reports it
+            except TypeError:  # the mode is invalid: the general path reports it
                 return None
             for entry in entries:
                 if entry[0] is one and entry[1] is other:
@@ -115,7 +116,7 @@ class Shortcuts:
 
 
 def _equal(entries: Any, one: Any, other: Any) -> Any:
-    """The entry for objects that equal these; None where there is none."""
+    """The entry for objects that equal these, or None."""
     for entry in entries:
         if type(entry[0]) is type(one) and type(entry[1]) is type(other) and entry[0] == one and entry[1] == other:
             return entry
@@ -128,7 +129,7 @@ def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None,
     shape, checked = list(ins.values())[2].shape, check
 
     def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
-        if type(t) is np.ndarray and t.dtype.kind in "fi" and t.shape == shape:  # the general way checks others
+        if type(t) is np.ndarray and t.dtype.kind in "fi" and t.shape == shape:  # the general path checks others
             checked(t)
         return function(p, x, t, *rest)
 

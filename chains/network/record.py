@@ -1,10 +1,9 @@
 """From a declared network to its programs: the forward pass, the gradient, the pullback, a training step.
 
-The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``,
-``dx``, ``dy`` (input, output and their cotangents), ``t`` and ``weights`` (targets, their weights or those of samples),
-``value`` (the loss), ``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of
-random numbers), ``communicator``, ``inverse_total`` and ``first_sample`` (how other processes are reached, and what their
-samples are).
+The caller's buffers have the same names in every program: ``p`` and ``g`` (parameters, gradient), ``x``, ``y``, ``dx``, ``dy``
+(input, output and their cotangents), ``t`` and ``weights`` (targets, their weights or those of samples), ``value`` (the loss),
+``state`` (the network's), ``moments`` and ``step`` (the optimiser's), ``random`` (seed and step of random numbers),
+``communicator``, ``inverse_total`` and ``first_sample`` (the other processes and their samples).
 
 Programs that train, and calls in the mode "train", update ``state``; pure ones only read it, if at all.
 """
@@ -48,7 +47,7 @@ def forward(network: Network, dtype: Any, training: bool, *, masked: bool = Fals
 def vjp(
     network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx"), *, masked: bool = False
 ) -> Program:
-    """g and dx = the pullback of the cotangent dy; or only the one of them that is `wanted`. Pure."""
+    """g and dx = the pullback of the cotangent dy, or only the `wanted` one of them. Pure."""
     ops, p, x = _begin("vjp", network, dtype, training, masked=masked)
     cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
     g, dx = _gradients(ops, network, wanted)
@@ -115,7 +114,7 @@ def training_step(
     If `parallel`, the gradient is that of all processes together.
     """
     ops, p, x = _begin("training step", network, dtype, True, "state", masked=criterion.masked, parallel=parallel)
-    criterion, moving = ops.symbolic((criterion, optimizer))  # in the order in which a step is given their numbers
+    criterion, moving = ops.symbolic((criterion, optimizer))  # in the order of the numbers that a step gets
     g = _record_gradient(ops, network, criterion, p, None, x, updates=True)
     with ops.label(type(optimizer).__name__):
         moving.record(ops, p, g, network.trainable)
@@ -160,7 +159,7 @@ def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = 
 
 
 def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tuple[View, View]:
-    """The gradients with respect to p and to x. An unwanted one is never read, and so never computed."""
+    """The gradients with respect to p and to x. One that is not `wanted` is never read, so it is never computed."""
     size, shape = (network.layout.size,), network.declaration.input
     g = ops.external("g", size, role="output") if "g" in wanted else ops.scratch("gradient", size, batched=False)
     dx = ops.external("dx", shape, role="output", batched=True) if "dx" in wanted else ops.scratch("dx", shape)
@@ -180,8 +179,8 @@ def _record_gradient(
 ) -> View:
     """Record the value of the criterion and its gradient, to be written to `g` or to scratch. Returns the gradient.
 
-    If the batch is divided among processes, their sums lie in one buffer, which is summed over the processes at once.
-    A penalty, which knows nothing of samples, is added afterwards.
+    If the batch is divided among processes, their sums are in one buffer, which is summed over the processes in one operation.
+    A penalty, which does not depend on samples, is added afterwards.
     """
     output, size = network.declaration.output_shape, network.layout.size
     t = ops.external("t", criterion.target, role="input", batched=True)
@@ -195,7 +194,7 @@ def _record_gradient(
         own_g, own_value = ops.scratch("gradient", (size,), batched=False) if g is None else g, value
     node = _node(ops, network, p, own_g, updates=updates)
     if dx is None:
-        dx = ops.scratch("dx", network.declaration.input)  # never read, so that it is never computed
+        dx = ops.scratch("dx", network.declaration.input)  # never read, so never computed
     views = Gradient(x, y, dy, dx, t, w, own_value)
     if isinstance(criterion.loss, ResidualLoss):
         _record_residuals(ops, criterion.loss, network, node, views)
@@ -240,10 +239,10 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
 
 
 def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:
-    """Outputs, targets and weights of a loss, for outputs of so many `steps`: those behind a sample's length count nothing.
+    """Outputs, targets and weights of a loss, for outputs of this many `steps`. Steps after a sample's length do not count.
 
-    They have the weight 0, which is one of each step then, or of each target. Outputs that mean nothing might not be finite:
-    those of the first step are in their place.
+    Their weight is 0; weights are then those of steps or of targets. Outputs of these steps might not be finite: they are
+    replaced by those of the first step.
     """
     mask = mask_of(ops, ops.lengths if ops.output_lengths is None else ops.output_lengths, steps) if steps else None
     if mask is None or t.sample_shape[:1] != (steps,):

@@ -1,7 +1,7 @@
-"""From a declared network to programs of its derivatives by the inputs, as exported functions have them.
+"""From a declared network to programs of its derivatives by the inputs, for exported functions.
 
-Beside the buffers of `chains.network.record` there are ``J`` (the Jacobian), ``v`` (weights of the outputs) and ``H`` (the
-Hessian matrix of the sum of v times the outputs). All axes of the inputs are done in one pass (`chains.jets.directions`).
+In addition to the buffers of `chains.network.record` there are ``J`` (the Jacobian), ``v`` (weights of the outputs) and ``H``
+(the Hessian matrix of the sum of v times the outputs). All axes of the inputs are done in one pass (`chains.jets.directions`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIRST = (0, 1)  # the derivative along the one direction of the series here
 
 
 def jvp(network: Network, dtype: Any) -> Program:
-    """dy = the derivatives of the outputs along dx, a direction of each sample's own."""
+    """dy = the derivatives of the outputs along dx, a separate direction for each sample."""
     ops, p, x = _begin_series("jvp", network, dtype)
     y = ops.scratch("y", network.declaration.output_shape)
     node_of(ops, network, p).forward(ops, x, y)
@@ -41,7 +41,7 @@ def jvp(network: Network, dtype: Any) -> Program:
 def jacobian(network: Network, dtype: Any) -> Program:
     """J = the derivatives of each sample's outputs by its inputs, (outputs, inputs).
 
-    They are pulled back from the outputs where there are fewer outputs than inputs.
+    They are pulled back from the outputs if there are fewer outputs than inputs.
     """
     ops, p, x = _begin_series("Jacobian by inputs", network, dtype)
     y = ops.scratch("y", network.declaration.output_shape)
@@ -98,7 +98,7 @@ def step_jacobian(stepping: Stepping, dtype: Any) -> Program:
 
 
 def _fill_jacobian(ops: Recorder, out: View, inputs: Sequence[View], outputs: Sequence[View]) -> None:
-    """Make the recorded operations those that fill `out` with the derivatives of all outputs by all inputs."""
+    """Replace the recorded operations by those that fill `out` with the derivatives of all outputs by all inputs."""
     columns = int(out.sample_shape[1])
     directions = {x: ops.scratch("direction", x.sample_shape) for x in inputs}
     found = _along(ops, directions, {y: ops.scratch("row", y.sample_shape) for y in outputs})
@@ -121,7 +121,7 @@ def _fill_jacobian(ops: Recorder, out: View, inputs: Sequence[View], outputs: Se
 
 
 def _along(ops: Recorder, directions: Mapping[View, View], rows: Mapping[View, View]) -> list[View | None]:
-    """Make the recorded operations those of series along one direction, which fill the `rows` of the outputs that are its keys.
+    """Replace the recorded operations by those of series along one direction. They fill `rows`, by the outputs as keys.
 
     Returns the rows, None for those that are zero and not filled.
     """
@@ -136,7 +136,7 @@ def _along(ops: Recorder, directions: Mapping[View, View], rows: Mapping[View, V
 
 
 def _axes(ops: Recorder, view: View, begin: int, count: int) -> View:
-    """`count` directions of a sample, of which those from `begin` on are its axes, and the others zero."""
+    """`count` directions of a sample: those from `begin` on are its axes, the others are zero."""
     size = math.prod(view.sample_shape)
     rows = np.eye(count, size, -begin)
     return ops.constant("axes", rows.reshape(count, *view.sample_shape))

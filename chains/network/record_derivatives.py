@@ -1,7 +1,7 @@
 """From a declared network to programs of its derivatives, by series of the perturbed arrays (`chains.jets`).
 
-Beside the buffers of `chains.network.record` there are ``v`` (directions of inputs, or of parameters), ``d1``, ``d2``, ...
-(derivatives of the outputs) and ``hv`` (a product with the Hessian matrix).
+In addition to the buffers of `chains.network.record` there are ``v`` (directions of inputs, or of parameters), ``d1``, ``d2``,
+... (derivatives of the outputs) and ``hv`` (a product with the Hessian matrix).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_BLOCK_ROWS, MAX_BLOCKS = 16, 8  # rows of J'J that one product fills; such p
 def derivatives(network: Network, directions: int, order: int, dtype: Any, *, own: bool = False) -> Program:
     """y = the outputs; d1, d2, ... = their derivatives along each direction, the last axis; v = the directions.
 
-    All samples share the directions, shape (directions, *input), or each has its `own`, shape (batch, directions, *input).
+    All samples share the directions, shape (directions, *input), or each has `own` ones, shape (batch, directions, *input).
     """
     ops, y, jet = _outputs_along("derivatives", network, directions, order, dtype, own=own)
     output = y.sample_shape
@@ -59,7 +59,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 
 def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
-    """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. Frozen parameters have no part in it."""
+    """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. It is zero for frozen parameters."""
     ops, p, x = _begin_series("Hessian product", network, dtype)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
@@ -103,7 +103,7 @@ def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Prog
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     _record_gradient(ops, network, criterion, p, g, x)
     _zero_frozen(ops, network, g)
-    # Each sample is a batch of its own, and the sum of their losses is not computed.
+    # Each sample is a separate batch, and the sum of their losses is not computed.
     inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))
     recorded = [operation for operation in ops.pop_operations() if all(out.buffer.name != "value" for out in operation.outs)]
     alone = [replace(each, ins=tuple(one if view == inverse else view for view in each.ins)) for each in recorded]
@@ -128,7 +128,7 @@ def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dty
         _zero_frozen(ops, network, g)
         recorded, ops.operations = ops.pop_operations(), before
         if j is None:
-            ops.operations += recorded  # of which the pullback is never read, and dropped
+            ops.operations += recorded  # its pullback is never read, and dropped
         else:
             PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
     return ops.finish()
@@ -139,7 +139,7 @@ def sum_of_squares(
 ) -> Program:
     """value = r'r / 2 for the residuals r times `factors`, (batch, residuals). With `matrix`, also g = J'r and J'J. Pure.
 
-    `matrix` is the shape of the array for J'J, of which the blocks on and above the diagonal are filled.
+    `matrix` is the shape of the array for J'J. The blocks on and above the diagonal are filled.
     """
     ops, p, x = _begin("sum of squares", network, dtype, training=False)
     size, output = network.layout.size, network.declaration.output_shape
@@ -228,7 +228,7 @@ def input_jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
 
 
 def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotangents: int) -> Iterator[tuple[list[Any], View]]:
-    """The pullback of each row of the input dy, and its dx; the forward pass is recorded where it is needed."""
+    """The pullback of each row of the input dy, and its dx; the forward pass is recorded if it is needed."""
     output = network.declaration.output_shape
     given = ops.external("dy", (cotangents, *output), role="input")
     y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)

@@ -105,6 +105,6 @@ class SecondOrder:
 
 
 def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:
-    """Multiply by factors in place; what is multiplied by 0 becomes 0, NaN too."""
+    """Multiply by factors in place. A factor of 0 gives 0, also for NaN."""
     np.copyto(numbers, 0.0, where=factors == 0.0)
     numbers *= factors

@@ -33,7 +33,7 @@ class Stepping:
 
     @lazy
     def carried(self) -> list[Carried]:
-        """What the cells carry from step to step."""
+        """The arrays that the cells carry from step to step."""
         return carried_by(self.network.declaration)
 
     @property

@@ -1,9 +1,9 @@
 """The structure of a network as a value. Networks with equal values have equal programs, recorded once per process.
 
-Two objects get the same value only if they certainly record the same: numbers of one type with the same bits; layers, losses
-and formulas of this package with such settings; functions of this package. An object of another package's class is a value
-if the class defines both `__eq__` and `__hash__`, as frozen dataclasses do. Equality of other objects (a lambda, an array, a
-custom layer without `__eq__`) is unknown: they raise `Unknown`.
+Two objects get the same value only if they certainly record the same programs: numbers of one type with the same bits; layers,
+losses and formulas of this package with such settings; functions of this package. An object of another package's class is a
+value if the class defines both `__eq__` and `__hash__`, as frozen dataclasses do. Equality of other objects (a lambda, an
+array, a custom layer without `__eq__`) is unknown: they raise `Unknown`.
 
 A value is taken when a program is recorded or looked up, with the contents of lists and dictionaries at that time.
 """
@@ -29,7 +29,7 @@ class Unknown(Exception):  # noqa: N818 - an answer rather than an error
 
 
 def value_of(thing: Any) -> Hashable:
-    """`thing` as a value to compare. Raises Unknown where there is none."""
+    """`thing` as a value to compare. Raises Unknown if there is none."""
     kind = type(thing)
     if kind in _EXACT:
         found: Hashable = thing
@@ -37,7 +37,7 @@ def value_of(thing: Any) -> Hashable:
     if kind is bool:
         return bool, thing  # True equals 1
     if kind is float:
-        return float, thing.hex()  # tells 0.0 from -0.0
+        return float, thing.hex()  # distinguishes 0.0 and -0.0
     if kind in (tuple, list):
         return kind, *map(value_of, thing)
     if kind is dict:

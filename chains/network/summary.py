@@ -1,4 +1,4 @@
-"""What a network says of itself: a table with a line for each layer, and the programs that are recorded of it."""
+"""Summaries of a network: a table with a line for each layer, and its recorded programs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def program_of(
 
 
 def summary(network: Network, p: Any) -> str:
-    """A table of the layers. With the backend "auto", the reasons follow why NumPy runs a program, if it does."""
+    """A table of the layers. With the backend "auto", it ends with the reasons why NumPy runs a program, if it does."""
     if network.backend.name == "auto":
         for make in (executables.forward_pass, executables.backward_pass):
             make(network, np.empty(0, np.float32), True)
@@ -54,7 +54,7 @@ def summary(network: Network, p: Any) -> str:
 
 
 def table(network: Network, p: np.ndarray | None = None) -> str:
-    """The layers with their output shapes, numbers of parameters, what is frozen, the size of the state if any, and bounds."""
+    """The layers with output shapes, numbers of parameters, frozen ones, the size of the state if any, and bounds."""
     top = network.declaration
     rows = [("layer", "output", "parameters", "state"), *_rows(network, top)]
     rows.append(("in all", f"from {top.input}", _parameters(network.layout, network.frozen), f"{top.n_state:,}"))
@@ -85,7 +85,7 @@ def _rows(network: Network, parent: Declaration, indent: str = "") -> Iterator[t
 
 
 def _bounded(layout: Layout, p: np.ndarray | None) -> Iterator[str]:
-    """A line for each parameter with bounds: with parameters `p`, its value and what is stored for it."""
+    """A line for each parameter with bounds: with parameters `p`, its value and the stored number."""
     for entry in layout:
         if entry.bounds is not None:
             stored = None if p is None else on_host(p)[entry.start : entry.stop]
