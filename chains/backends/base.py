@@ -116,7 +116,7 @@ class Single:
     function: Callable | None  # as of `Backend.function`
     data: int  # the last argument of the C functions
     address: Callable[[str], int]  # of a C function, "derivative" or "integrand" (see `chains.network.bound`)
-    keep: object  # what the functions use
+    keep: object  # objects that the functions use
 
 
 class SymmetricMatrix(Protocol):
@@ -236,7 +236,7 @@ class Backend(ABC):
         return OneByOne(self, program, batch, arrays, sources, orders, own)
 
     def fitter(self, model: Program, value: Program, batch: int, shared: Arrays, own: Arrays) -> Fitter | None:
-        """What fits by Levenberg-Marquardt on these data; None where there is no such code.
+        """The fitter by Levenberg-Marquardt on these data, or None.
 
         The programs are those of `sum_of_squares` (`chains.network.record_derivatives`), the first with a matrix of the
         `matrix_shape`. Arrays that are `own` have a row for each member.

@@ -1,4 +1,4 @@
-"""The settings of the GPU backend, for `backend=` where its name alone is not enough."""
+"""The settings of the GPU backend, for `backend=`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Cupy:
     Parameters
     ----------
     precision : {"float32", "tf32"}
-        How float32 matrices are multiplied: "tf32" rounds the factors to 10 bits. Sums and everything else stay float32.
+        The precision of products of float32 matrices: "tf32" rounds the factors to 10 bits. Sums and all other operations stay
+        in float32.
     convolutions : {"auto", "cudnn", "own"}
-        Who does convolutions: cuDNN where it can be used, cuDNN or an error, or the kernels of this package.
+        The kernels of convolutions: cuDNN if it can be used, cuDNN or an error, or those of this package.
     tune : bool
-        Whether cuDNN's plans are tried out and the fastest is taken. Another process may then choose another one.
+        Whether to try cuDNN's plans and take the fastest. Another process may then choose another one.
 
     Raises
     ------

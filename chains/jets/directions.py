@@ -251,7 +251,7 @@ def _like(buffer: Buffer) -> Buffer:
 
 
 def _samples(view: View) -> View:
-    """The view with an axis of its own for the positions of a sample, if samples and positions share one axis."""
+    """The view with a separate axis for the positions of a sample, if samples and positions share one axis."""
     extent = view.shape[0]
     if not isinstance(extent, Batch):
         raise NotImplementedError(f"`{view}` has its samples along another axis than the first")

@@ -2,10 +2,9 @@
 
 `Jet.record` takes operations as layers recorded them. An array that depends on a perturbed array becomes a series, with an
 array for each coefficient. Sums, copies and gathers act on each coefficient; products and convolutions become Cauchy products;
-a map computes all coefficients of its results at once (`chains.jets.series`). A pullback is linear in its cotangent. If the
+a map computes all coefficients of its results together (`chains.jets.series`). A pullback is linear in its cotangent. If the
 cotangent is an adjoint (`Jet.adjoint`), with an array for the cotangent of each coefficient, so are all arrays computed from
-it; their rules are the transposed ones (`chains.jets.jet`). Layers know nothing of this. Unread results are dropped as
-usual.
+it; their rules are the transposed ones (`chains.jets.jet`). Layers know nothing of this. Unread results are dropped as usual.
 """
 
 from __future__ import annotations

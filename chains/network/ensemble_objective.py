@@ -102,7 +102,7 @@ class EnsembleObjective:
         return values, g
 
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
-        """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`; None where there is none."""
+        """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`, or None."""
         return started(self._fitter, p, low, high, gtol, ftol)
 
     @cached_property

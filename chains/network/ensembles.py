@@ -64,7 +64,7 @@ class Members:
             self.own.add(name)
 
     def with_counted_targets(self, declaration: Declaration) -> dict[str, Any]:
-        """The arrays for checks of their numbers, as `checks.with_counted_targets`. Targets count that do for one member."""
+        """The arrays for checks of their numbers, as `checks.with_counted_targets`; a target counts if it does for a member."""
         t = self.arrays["t"]
         flat: dict[str, Any] = {name: self._along_targets(name) for name in ("t", "weights", "lengths") if name in self.arrays}
         return {**self.arrays, "t": checks.with_counted_targets(declaration, flat)["t"].reshape(t.shape)}

@@ -1,7 +1,7 @@
 """Hoisting: products and sums that need not run step by step are moved out of loops, and done for all steps together.
 
 A recurrent cell multiplies its input by weights at every step, and sums the gradients of its weights over the steps. Neither
-waits for the state. So the first becomes one product of (time x batch) rows before the loop, the second one product after it.
+depends on the state. So the first becomes one product of (time x batch) rows before the loop, the second one product after it.
 For this, a scratch array that only the loop uses, such as the results of the product, gets an entry for each step.
 """
 
@@ -156,7 +156,7 @@ class _Split:
         return None not in slots and len(slots) == 1
 
     def _slot(self, view: View) -> tuple[int, int] | None:
-        """The advance of a view, and its time entry at the first step; None where that is unknown."""
+        """The advance of a view, and its time entry at the first step; None if that is unknown."""
         move = view.loop_stride(self.depth)
         if not move:
             return None

@@ -17,14 +17,14 @@ class Loop(Operation):
     """The operations of `body`, in order, repeated `steps` times.
 
     Their views advance with the steps (`View.loop_strides`). Later steps can read the results of earlier ones. A loop inside
-    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the
-    loop it may read, `added` the sums over samples to whose contents from before the loop it adds. What waits for no step is
-    moved out of the loop (`chains.program.hoist`), unless it is `closed`.
+    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the loop
+    it may read, `added` the sums over samples to whose contents from before the loop it adds. Operations that depend on no step
+    are moved out of the loop (`chains.program.hoist`), unless it is `closed`.
 
-    A step may be left out where all elements of `skip_where_zero`, which it reads first, are 0 for all samples that a backend
-    takes together. Such a step must change nothing that is read later, so a backend may do it all the same. Where steps may be
-    left out, and in any loop `from_zero`, sums over samples and arrays with an entry for each step, but without samples, begin
-    with zeros before the first step.
+    A step may be left out if all elements of `skip_where_zero`, which it reads first, are 0 for all samples that a backend
+    takes together. Such a step must not change anything that is read later, so a backend may also run it. If steps may be left
+    out, and in any loop `from_zero`, sums over samples begin with zeros before the first step, and so do arrays without samples
+    that have an entry for each step.
     """
 
     steps: int
@@ -79,7 +79,7 @@ class Loop(Operation):
 
     @property
     def zeros(self) -> tuple[Fill, ...]:
-        """What comes before the first step: the fills of sums that begin with zeros, and of their entries for each step."""
+        """The operations before the first step: the fills of sums that begin with zeros, and of their entries for each step."""
         if not self.from_zero:
             return ()
         entries = [
@@ -163,7 +163,7 @@ class Steps:
     def now(self, view: View, axis: int, ahead: int = 0) -> View:
         """The entry of an axis for the current step, or the entry `ahead` places after it; without the axis.
 
-        Raises ValueError where the axis is the batch, or has too few entries.
+        Raises ValueError if the axis is the batch, or has too few entries.
         """
         stride = self._stride(view, axis, self.steps + ahead)
         first = self.steps - 1 if self.backwards else 0
@@ -172,7 +172,7 @@ class Steps:
         return entry.advancing(self.depth, -stride if self.backwards else stride)
 
     def part(self, view: View, axis: int, length: int) -> View:
-        """The entries of an axis for the current step, where each step has `length` consecutive ones."""
+        """The entries of an axis for the current step, if each step has `length` consecutive ones."""
         stride = length * self._stride(view, axis, length * self.steps)
         first = length * (self.steps - 1) if self.backwards else 0
         entries = view.slice(axis, first, first + length).named(f"{view}[{'-' if self.backwards else ''}{length}t:]")

@@ -18,8 +18,8 @@ Pair = tuple[int, int]
 class Window:
     """The size of a window and how it moves, each a pair: for rows and for columns.
 
-    Entry `k` of the window at output position `o` lies at input position ``o * stride + k * dilation - padding[0]``;
-    positions outside the input are padding, `padding[0]` of them before the input and `padding[1]` after it.
+    Entry `k` of the window at output position `o` is at input position ``o * stride + k * dilation - padding[0]``; positions
+    outside the input are padding, `padding[0]` of them before the input and `padding[1]` after it.
     """
 
     size: Pair
@@ -315,8 +315,8 @@ class ScatterAdd(Operation):
 class Random(Operation):
     """out = numbers uniform in [0, 1), a pure function of the key operand (seed, step) and of `draw`.
 
-    A second operand is the number of the first sample, where the batch is divided among processes: elements are counted over
-    the whole batch.
+    If the batch is divided among processes, a second operand is the number of the first sample: elements are counted over the
+    whole batch.
 
     Element i is made of 32 random bits: word i of the stream of Philox4x64-10 with key (seed, 0) and
     counter (1 + i // 8, draw, step, 0), low halves first; the number is ``(word >> 8) * 2**-24``.
@@ -354,7 +354,7 @@ def users(operations: Iterable[Operation]) -> dict[Buffer, list[int]]:
     return found
 
 
-COMMUNICATOR = "communicator"  # the buffer that says how the others are reached (`chains.support.communicator`)
+COMMUNICATOR = "communicator"  # the buffer with the communicator to the others (`chains.support.communicator`)
 COMMUNICATOR_WORDS = 5
 
 

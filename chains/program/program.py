@@ -27,7 +27,7 @@ from chains.support.messages import as_html
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operations in order, the buffers they use, and where the scratch buffers lie.
+    """Operations in order, the buffers that they use, and the places of the scratch buffers.
 
     ``print(program)`` shows everything: a line per operation, then a line per buffer.
     """

@@ -46,7 +46,7 @@ class Recorder:
         self.training = training
         self.parallel = parallel
         self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
-        self.output_lengths: View | None = None  # likewise of its output, where samples have no time axis
+        self.output_lengths: View | None = None  # likewise of its output, if samples have no time axis
         self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
@@ -102,7 +102,7 @@ class Recorder:
     def symbolic(self, thing: T) -> T:
         """`thing` with symbols for its settings. Symbols that formulas use become inputs of the program.
 
-        One call has all things with settings, a tuple, in the order in which runs are given their numbers.
+        One call takes all things with settings, a tuple, in the order of their numbers at a run.
         """
         numbers = numbers_of(thing)
         assert not (numbers and self._numbers), f"settings of {thing!r} would follow others: pass both in one call"
@@ -127,7 +127,7 @@ class Recorder:
 
     @property
     def inverse_batch(self) -> View:
-        """The number 1 / batch size; of the whole batch, where it is divided among processes."""
+        """The number 1 / batch size; that of the whole batch, if it is divided among processes."""
         return self.external("inverse_total" if self.parallel else "inverse_batch", (), role="input")
 
     def _view(
@@ -163,12 +163,12 @@ class Recorder:
         Parameters
         ----------
         steps, backwards, closed : int, bool, bool
-            The number of steps; whether they run from the end of the axis to its start; and whether products that wait for no
+            The number of steps; whether they run from the end of the axis to its start; and whether products that depend on no
             step stay in the loop. Outside of it they need memory for all steps.
         skip_where_zero : callable, optional
-            It gives an array of a step that is 0 for a sample to which the step does nothing that is read later. Steps may be
-            left out that are so for all samples; the loop is closed then. Sums over samples begin with zeros, and so do
-            arrays without samples that have an entry for each step.
+            It gives an array of a step that is 0 for samples for which the step changes nothing that is read later. Steps that
+            are 0 for all samples may be left out; the loop is then closed. Sums over samples begin with zeros, and so do arrays
+            without samples that have an entry for each step.
         """
         around, self.operations = self.operations, []
         self._depth += 1
@@ -391,7 +391,7 @@ class Recorder:
         self._record(op.AllReduce((out,), (a, communicator), label=self._label))
 
     def over_processes(self, *sums: View) -> tuple[View, ...]:
-        """The sums over the whole batch, of sums over the samples of this process; the same views where there is one process.
+        """The sums over the whole batch, of sums over the samples of this process; the same views if there is one process.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
 """Updates of table rows: a step of an optimiser on an embedding, whose gradient has only a few rows, those of its ids.
 
 The gradient of an embedding is, for each id, a sum of rows of a cotangent. A dense step would fill a vector as long as the
-table with zeros, add the rows, and go through the whole vector. `row_gradients` finds such gradients among the recorded
-operations; `update_of_rows` merges one with the maps of an optimiser into one operation.
+table with zeros, add the rows, and read the whole vector. `row_gradients` finds such gradients among the recorded operations;
+`update_of_rows` merges one with the maps of an optimiser into one operation.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Lifetime(Generic[Key]):
-    """A buffer's size in bytes (for one sample where `batched`) and the first and last operation that uses it."""
+    """A buffer's size in bytes (for one sample if `batched`) and the first and last operation that uses it."""
 
     key: Key
     size: int

@@ -1,4 +1,4 @@
-"""Settings: numbers of which users try many values, such as learning rates. They are inputs of a program, not parts of it.
+"""Settings: numbers with many values in practice, such as learning rates. They are inputs of a program, not parts of it.
 
 A `Tunable` lists the fields that are settings. Programs are recorded with a symbol for each, so that one program, compiled
 once, serves all values. Zero and None are not settings: with them, operations are left out, and the program is another.

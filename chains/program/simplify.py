@@ -1,6 +1,6 @@
 """Simplification: drop copies of memory to itself, and operations whose results are never read.
 
-So layers can be written plainly. `Flatten` copies, and the copy disappears. Every layer fills the gradient of its input, but
+So the code of layers is simple. `Flatten` copies, and the copy disappears. Every layer fills the gradient of its input, but
 that is computed only if the caller asks for it.
 """
 
@@ -98,7 +98,7 @@ PASSES: tuple[Callable[[Sequence[Operation]], list[Operation]], ...] = (
 
 
 def simplified(operations: Sequence[Operation]) -> list[Operation]:
-    """Fewer operations with the same results: what all passes make of them."""
+    """Fewer operations with the same results, after all passes."""
     found = list(operations)
     for each in PASSES:
         found = each(found)

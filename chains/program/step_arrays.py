@@ -1,11 +1,11 @@
-"""Arrays with an entry for each step of a loop, where less memory gives the same results.
+"""Arrays with an entry for each step of a loop: less memory with the same results.
 
 `accumulated`: a layer with checkpoints (`chains.layers.segments`) has the gradient of a weight from each segment, in an array
-with an entry for each. Where these are products, the first one fills the gradient itself, and those in the loop over the other
-segments add to it. Where all are in the loop, they add to zeros.
+with an entry for each. If these are products, the first one fills the gradient itself, and those in the loop over the other
+segments add to it. If all are in the loop, they add to zeros.
 
-`contracted`: the arrays that a layer keeps for its pullback have an entry for each step. If no other step needs an entry, as
-where no pullback reads them, all steps share one, which then stays in the cache.
+`contracted`: the arrays that a layer keeps for its pullback have an entry for each step. If no other step needs an entry, for
+example without a pullback, all steps share one, which then stays in the cache.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def shape_text(shape: Shape) -> str:
 class Buffer:
     """A named piece of memory. `role` says who provides and reads it:
 
-    "input" (the caller's, only read; `data` where it gives none), "output" (the caller's, filled), "state" (the caller's,
+    "input" (the caller's, only read; `data` if it gives none), "output" (the caller's, filled), "state" (the caller's,
     updated), "constant" (`data`, part of the program) and "scratch" (private, planned by `chains.program.scratch`).
     """
 

@@ -1,1 +1,1 @@
-"""Calls that return immediately: memory that they share decides their order, workers run them, reading a result waits."""
+"""Calls that return immediately. Shared memory decides their order, workers run them, and reading a result waits."""

@@ -1,4 +1,4 @@
-"""Which earlier calls must end before a call may begin, by the memory that they read and write."""
+"""The earlier calls that must end before a call may begin, by the memory that they read and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T", bound=_Accessing)
 
 
 def extent(array: Any) -> Extent:
-    """The memory that an array spans, with the gaps between its numbers where it has strides."""
+    """The memory that an array spans, including the gaps between strided numbers."""
     if type(array) is np.ndarray and array.flags.c_contiguous:
         start = array.ctypes.data
         return start, start + array.nbytes
@@ -30,7 +30,7 @@ def extent(array: Any) -> Extent:
 
 
 class Entry(Generic[T]):
-    """An extent that calls access: the last one that writes it, and those that read it since."""
+    """An extent that calls access: the last call that writes it, and those that read it since."""
 
     __slots__ = ("readers", "stretch", "writer")
 
@@ -41,7 +41,7 @@ class Entry(Generic[T]):
 
 
 class _Stretch(Generic[T]):
-    """Extents that overlap each other, and what they span together."""
+    """Extents that overlap each other, and the memory that they span together."""
 
     __slots__ = ("end", "entries", "start")
 
@@ -53,7 +53,7 @@ class _Stretch(Generic[T]):
 class Hazards(Generic[T]):
     """The accesses of calls that have not ended, in the order in which they came.
 
-    A call waits for those before it that write what it reads or writes, and for those that read what it writes.
+    A call waits for earlier calls that write memory that it reads or writes, and for those that read memory that it writes.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,9 @@ class Hazards(Generic[T]):
         return sum(len(stretch.entries) for stretch in self._stretches.values())
 
     def add(self, call: T, reads: Iterable[Extent], writes: Iterable[Extent]) -> tuple[set[T], set[T]]:
-        """Note the accesses of a call. Returns the calls that write what it reads, and those that access what it writes."""
+        """Note the accesses of a call. Returns the calls that write memory that it reads, and those that access memory that it
+        writes.
+        """
         sources: set[T] = set()
         others: set[T] = set()
         reading, writing = ([each for each in extents if each[0] < each[1]] for extents in (reads, writes))
@@ -85,7 +87,7 @@ class Hazards(Generic[T]):
         return sources - {call}, others - {call}
 
     def read(self, call: T, reads: Iterable[Extent]) -> None:
-        """Note that a call reads more, which no call before it writes."""
+        """Note further memory that a call reads; no earlier call writes it."""
         for each in reads:
             if each[0] == each[1]:
                 continue

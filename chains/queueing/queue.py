@@ -1,4 +1,4 @@
-"""`Queue`: calls return immediately; workers run them, in order where they share memory, concurrently where they do not."""
+"""`Queue`: calls return immediately; workers run them, in order if they share memory, else concurrently."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Queue:
     Parameters
     ----------
     workers : int
-        How many calls run concurrently. Compiled programs take ``get_num_threads() // workers`` threads each while the queue
-        is open: with one worker, results have the bits of calls without a queue.
+        The number of calls that run concurrently. Compiled programs take ``get_num_threads() // workers`` threads each while
+        the queue is open: with one worker, results have the bits of calls without a queue.
     pending : int
-        How many calls may wait. A further one blocks until there is room, and while arguments that only the queue holds take
-        over 32 MB: memory does not grow with the calls.
+        The number of calls that may wait. Queueing another one blocks until there is room, and while arguments that only the
+        queue references take over 32 MB: memory does not grow with the calls.
 
     Raises
     ------
@@ -137,7 +137,7 @@ class Queue:
         return self._add("vjp", net.vjp, (p, x, dy), options, _changing(options, None))
 
     def train(self, net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer, **options: Any) -> Result:
-        """Queue ``train(net, p, x, t, loss, optimizer, **options)``, without a progress bar unless asked for.
+        """Queue ``train(net, p, x, t, loss, optimizer, **options)``, by default without a progress bar.
 
         Parameters
         ----------
@@ -147,7 +147,7 @@ class Queue:
         Returns
         -------
         Result
-            The history. Training that is under way when the queue is left by an exception ends after a step, as by Ctrl-C.
+            The history. If the queue is left by an exception, a running training ends after a step, as by Ctrl-C.
 
         Raises
         ------
@@ -168,23 +168,23 @@ class Queue:
         Parameters
         ----------
         function : callable
-            What to call. It must not wait for results of the queue; those among its arguments are there when it runs.
+            The function. It must not wait for results of the queue; those among its arguments are ready when it runs.
         *args
-            Its arguments, as are `options`. It may read the arrays among them, and the arrays in lists and tuples among them.
+            Its arguments. It may read the arrays among them and among `options`, also those in lists and tuples.
         reads, writes : array or iterable of arrays
-            Further arrays that it reads, and all that it changes, whether they are arguments or not.
+            Further arrays that it reads, and all arrays that it changes, including arguments.
         **options
             Its arguments by name.
 
         Returns
         -------
         Result
-            What the function returns.
+            The result of the function.
 
         Raises
         ------
         TypeError
-            For what cannot be called, and for `reads` and `writes` that are no arrays.
+            If `function` is not callable, and for `reads` and `writes` that are not arrays.
         """
         if not callable(function):
             raise TypeError(f"`function` (={shown(function)}) must be a function")
@@ -212,12 +212,12 @@ class Queue:
         self._scheduler.raise_first()
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait until all calls have ended, and let the workers go.
+        """Wait until all calls have ended, and end the workers.
 
         Parameters
         ----------
         cancel : bool
-            Whether to leave out the calls that have not begun, and to end training under way after a step.
+            Whether to leave out the calls that have not begun, and to end a running training after a step.
         """
         self._scheduler.close(cancel)
 
@@ -243,7 +243,7 @@ class Queue:
     # Inside
 
     def _checked(self, net: Any, p: Any, x: Any) -> tuple[Any, Any]:
-        """The parameters and inputs of a network as arrays, where they are no results."""
+        """The parameters and inputs of a network as arrays, unless they are results."""
         network = network_of(net)
         if not isinstance(p, Pending) and not isinstance(x, Pending):
             checks.check_order(network, p, x, "q(net, x, p), q.value_and_grad(net, p, x, t, loss)")
@@ -293,7 +293,7 @@ def _arrays(name: str, given: Any) -> list[Any]:
 
 
 def _changing(options: dict[str, Any], mode: str | None) -> list[Any]:
-    """The arrays that a call of a network with these options changes; `mode` is that of a call that says none."""
+    """The arrays that a call of a network with these options changes; `mode` is the default."""
     out = options.get("out")
     changed = list(out) if isinstance(out, tuple) else [out]
     if mode is not None and options.get("mode", mode) == "train":
@@ -339,7 +339,7 @@ class Outputs:
             return array
 
     def _shrink(self) -> None:
-        """Forget the shapes that were used least recently, where all take too much."""
+        """Forget the shapes that were used least recently, if all take too much memory."""
         total = sum(array.nbytes for arrays in self._lent.values() for array in arrays)
         while total > MAX_BYTES and len(self._lent) > 1:
             _, arrays = self._lent.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Queued calls: their results, what each waits for, workers that run them, errors that no caller has seen."""
+"""Queued calls: their results and dependencies, workers that run them, errors that no caller has seen."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Work = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Iterable[Any],
 
 
 class Pending:
-    """A value that may not be there yet; reading it waits. Errors of the call are raised where it is read.
+    """A value that may not be ready yet; reading it waits, and raises the error of a failed call.
 
     It may be an argument of further calls in the same queue, which then wait for it.
     """
 
     def wait(self, timeout: float | None = None) -> Any:
-        """The value, once it is there.
+        """The value, once it is ready.
 
         Parameters
         ----------
@@ -47,25 +47,25 @@ class Pending:
         Returns
         -------
         object
-            What the call would have returned without a queue.
+            The result of the call.
 
         Raises
         ------
         TimeoutError
-            Where the call has not ended by then.
+            If the call has not ended by then.
         Exception
-            What the call has raised, with a note of the place that queued it.
+            The error of the call, with a note of the place that queued it.
         """
         raise NotImplementedError
 
     @property
     def done(self) -> bool:
-        """Whether the call has ended, well or not; does not wait."""
+        """Whether the call has ended, with or without an error; does not wait."""
         raise NotImplementedError
 
     @property
     def array(self) -> np.ndarray:
-        """The value, which must be an array; waits for it. Raises TypeError where it is something else."""
+        """The value, which must be an array; waits for it. Raises TypeError for any other value."""
         value = self.wait()
         if not hasattr(value, "shape"):
             more = _PARTS if isinstance(value, tuple) else "; try result.wait()"
@@ -179,7 +179,7 @@ class Scheduler:
         _SCHEDULERS.add(self)
 
     def add(self, name: str, place: tuple[str, int], work: Work, *, fresh: bool) -> Result:
-        """Queue a call; a worker finds what it waits for. Unless `fresh`, its value may be a view of arrays of the call."""
+        """Queue a call; a worker finds its dependencies. Unless `fresh`, its value may be a view of arrays of the call."""
         result = Result(self, name, place, work, fresh=fresh)
         with self._lock:
             if self.closed:
@@ -206,7 +206,7 @@ class Scheduler:
             bar.update(left)
 
     def wait_for(self, result: Result, timeout: float | None) -> None:
-        """Wait until a call has ended. Raises TimeoutError where it has not by then."""
+        """Wait until a call has ended. Raises TimeoutError if it has not by then."""
         self._not_within("wait for another one")
         end = None if timeout is None else time.monotonic() + timeout
         with self._lock:
@@ -223,7 +223,7 @@ class Scheduler:
         self._ended.wait(LONGEST_WAIT if timeout is None else min(timeout, LONGEST_WAIT))
 
     def close(self, cancel: bool) -> None:
-        """Wait until all calls have ended, those that have begun where the others are to `cancel`; let the workers go."""
+        """Wait until all calls have ended, with `cancel` only those that have begun; end the workers."""
         self._not_within("close its queue")
         if cancel:
             self._cancel("the queue was closed before it ran")
@@ -273,7 +273,7 @@ class Scheduler:
                 newest.append((result, array))
 
     def _sort(self) -> None:
-        """Have each call that has come wait for those that it depends on, or be ready."""
+        """Mark each new call as ready, or as waiting for the calls that it depends on."""
         while self._incoming:
             result = self._incoming.popleft()
             try:
@@ -285,7 +285,7 @@ class Scheduler:
                 self._work.notify()
 
     def _note(self, result: Result) -> None:
-        """Find what a call waits for."""
+        """Find the calls that a call waits for."""
         assert result.work is not None
         _, args, options, reads, writes = result.work
         arrays: list[Any] = []
@@ -297,7 +297,7 @@ class Scheduler:
         for before in given:
             if before.ended:
                 read.update(_memory(before.value))
-            elif not before.fresh:  # the value may be a view of all that the call accesses
+            elif not before.fresh:  # the value may be a view of any array of the call
                 read.update(each for each, _ in before.accesses)
         writers, overwritten = self._hazards.add(result, read, changed)
         sources, others = given | writers, overwritten | _readers_of_values(overwritten)
@@ -387,7 +387,7 @@ class Scheduler:
             self._work.notify_all()
 
     def _cancel(self, why: str) -> None:
-        """Leave out the calls that have not begun, and ask training under way to end."""
+        """Leave out the calls that have not begun, and ask a running training to end."""
         self._stop.set()
         with self._lock:
             for result in self.pending:
@@ -395,7 +395,7 @@ class Scheduler:
                     result.error = RuntimeError(f"{result!r} was left out: {why}")
 
     def seen(self, error: BaseException) -> None:
-        """A caller has seen an error: calls may write and read the memory of those that have failed by it."""
+        """A caller has seen an error: other calls may use the memory of the calls that failed because of it."""
         with self._lock:
             self._forgive([result for result in self._failed if result.error is error])
 
@@ -460,7 +460,7 @@ def _memory(value: Any) -> list[Extent]:
 
 
 def _readers_of_values(overwritten: Iterable[Result]) -> set[Result]:
-    """Of calls whose memory is written again: those that read the values, which may be views of it, and the values of these."""
+    """For calls whose memory is written again: the calls that read their values, which may be views of it, and so on."""
     found: set[Result] = set()
     left = [before for before in overwritten if not before.fresh]
     while left:

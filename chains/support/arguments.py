@@ -1,4 +1,4 @@
-"""Checks of arrays and other arguments that need no network: they become arrays that fit, or are refused with a sentence."""
+"""Checks of arrays and other arguments without a network: they become arrays that fit, or are refused with a message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID_TYPES = (np.dtype(np.int32), np.dtype(np.int64))
 def to_device_of(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str, Any]:
     """The data in the memory of the parameters: copied to the GPU unless `move` is false.
 
-    Raises TypeError if only the data lie on a GPU.
+    Raises TypeError if only the data are on a GPU.
     """
     place = memory_of(p)
     if place is HOST:
@@ -40,7 +40,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def check_params(p: Any, size: int) -> np.ndarray:
-    """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError where it is none."""
+    """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError for anything else."""
     p = as_array("p", p)
     if p.shape != (size,):
         parameters = counted(size, "parameter")
@@ -53,7 +53,7 @@ def check_params(p: Any, size: int) -> np.ndarray:
 
 
 def check_state(state: Any, size: int, dtype: np.dtype[Any] | None, updated: bool, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """`state` as a network's state of this size and type (None: float32 or float64), to be read, or to be `updated` in place.
+    """`state` as a network's state of this size and type (None: float32 or float64), which is read, or `updated` in place.
 
     Raises TypeError or ValueError if it does not fit, is not in the memory of the inputs, or overlaps one while updated.
     """
@@ -84,14 +84,14 @@ def _updatable(name: str, value: Any) -> Any:
 
 
 def check_apart(name: str, updated: Any, others: dict[str, Any]) -> None:
-    """Raise ValueError where an array that is updated in place overlaps one of the others in memory."""
+    """Raise ValueError if an array that is updated in place overlaps one of the others in memory."""
     for other, array in others.items():
         if _overlap(memory_of(updated), updated, array):
             raise ValueError(f"`{name}` overlaps `{other}` in memory, but it is updated in place: pass a copy")
 
 
 def check_trained(p: Any, size: int | None = None) -> np.ndarray:
-    """`p` as a parameter vector to be updated in place. Raises TypeError or ValueError where it is none."""
+    """`p` as a parameter vector that is updated in place. Raises TypeError or ValueError for anything else."""
     p = check_params(_updatable("p", p), math.prod(p.shape) if size is None else size)
     if isinstance(p, np.ndarray) and not p.flags.writeable:
         raise ValueError("`p` is read-only, but it is updated in place: pass a copy")
@@ -110,7 +110,7 @@ def check_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def check_seed(seed: Any, also: str = "") -> int:
-    """`seed` as a number of 64 bits. Raises TypeError or ValueError where it is none; `also` names other accepted kinds."""
+    """`seed` as a number of 64 bits. Raises TypeError or ValueError for anything else; `also` names other accepted kinds."""
     if type(seed) is int and 0 <= seed < 1 << 64:
         return seed
     seed = check_count("seed", seed, 0, also)
@@ -120,7 +120,7 @@ def check_seed(seed: Any, also: str = "") -> int:
 
 
 def check_functions(name: str, functions: Any, what: str, arguments: int) -> None:
-    """Raise TypeError unless this is a sequence of functions that take so many arguments."""
+    """Raise TypeError unless this is a sequence of functions with this number of arguments."""
     if not isinstance(functions, (list, tuple)):
         raise TypeError(f"`{name}` (={shown(functions)}) must be a list of {what}")
     for function in functions:
@@ -133,7 +133,7 @@ def check_functions(name: str, functions: Any, what: str, arguments: int) -> Non
 def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "input", *, ids: int | None = None) -> np.ndarray:
     """`x` as a batch of arrays of this sample shape; with `ids`, its numbers must be ids below that.
 
-    Raises TypeError or ValueError where it is none.
+    Raises TypeError or ValueError for anything else.
     """
     x = as_array(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
@@ -157,7 +157,7 @@ def _check_ids(name: str, x: Any, count: int) -> None:
 
 
 def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
-    """A hint how a batch, or one sample, gets this sample shape; empty if there is no way."""
+    """A hint how to give a batch, or one sample, this sample shape; empty if there is no way."""
     if given == shape:
         return f"; for one sample pass {name}[None]"
     if given == shape[1:] and shape[0] == 1:

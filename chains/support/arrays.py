@@ -1,4 +1,4 @@
-"""Arrays that users pass: NumPy's as they are, those of other libraries without a copy where possible."""
+"""Arrays that users pass: NumPy's unchanged, those of other libraries without a copy if possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REAL = "fiub"  # NumPy's kinds of real numbers: floats, integers with and withou
 
 
 def as_array(name: str, value: Any) -> Any:
-    """`value` as it is where it is an array of real numbers on a GPU that chains computes on, else as a NumPy array.
+    """`value` itself if it is an array of real numbers on a GPU of chains, else as a NumPy array.
 
     Raises TypeError as `as_numpy` does.
     """
@@ -27,7 +27,7 @@ def as_array(name: str, value: Any) -> Any:
 
 
 def as_numpy(name: str, value: Any) -> np.ndarray:
-    """`value` as a NumPy array, sharing memory where its library can (a PyTorch CPU tensor, any DLPack array).
+    """`value` as a NumPy array, which shares memory if its library can (a PyTorch CPU tensor, any DLPack array).
 
     Raises TypeError unless it holds real numbers, and for masked entries, arrays on other devices and tensors of PyTorch that
     require a gradient; ValueError for lists of several lengths.

@@ -1,4 +1,4 @@
-"""Where figures are drawn."""
+"""The axes of figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def new_axes() -> Any:
-    """The axes of a new pyplot figure, which notebooks show. Raises ImportError, which names matplotlib where it is missing."""
+    """The axes of a new pyplot figure, which notebooks show. Raises ImportError if matplotlib is missing."""
     try:
         from matplotlib import pyplot
     except ImportError as error:

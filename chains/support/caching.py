@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 class lazy(Generic[T]):  # noqa: N801 - used like a function
     """``@lazy`` instead of ``@functools.cached_property``, whose lock (before Python 3.12) another thread may hold when a
-    process is forked. Two threads at once may both compute it.
+    process is forked. Two threads may both compute it.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -35,14 +35,14 @@ class lazy(Generic[T]):  # noqa: N801 - used like a function
 
 
 class Recent(Generic[T]):
-    """The `most` values that were asked for last. Any number of threads may ask.
+    """The `most` values that were requested last, for any number of threads.
 
-    There is no lock, which a forked process could find taken: two threads may both make a thing, of which one is kept.
+    There is no lock, which a forked process could find locked: two threads may both make a value, and one is kept.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: dict[Hashable, T] = {}  # the last one asked for comes last
+        self._known: dict[Hashable, T] = {}  # the last one requested comes last
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of this key, made the first time."""

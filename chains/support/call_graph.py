@@ -1,8 +1,8 @@
 """Functions of arrays as lists of the calls they make, which can be pickled even where the functions cannot.
 
-A function is called once with symbols for its arguments. Each use of them, by operators, methods, items, and NumPy's
-functions, is written on a tape, in order, and played again with values. A value that Python itself needs, such as the truth or
-the length of something, cannot be recorded.
+A function is called once with symbols for its arguments. Each use of them, by operators, methods, items, and NumPy's functions,
+is written on a tape, in order, and replayed with values. A value that Python itself needs, such as a truth value or a length,
+cannot be recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNARY = ["neg", "pos", "abs", "invert"]
 
 @dataclass(frozen=True)
 class Reference:
-    """A value on a tape: an argument, or what a call gave."""
+    """A value on a tape: an argument, or the result of a call."""
 
     number: int
 
@@ -50,7 +50,7 @@ class Tape:
 
 
 def record(function: Callable[..., Any], *arguments: str) -> Tape:
-    """Record what a function does with symbols for these arguments. Raises TypeError where a call cannot be recorded."""
+    """Record a function with symbols for these arguments. Raises TypeError if a call cannot be recorded."""
     calls: list[Any] = []
     symbols = [Symbol(calls, number, len(arguments)) for number in range(len(arguments))]
     result = _referenced(function(*symbols))
@@ -68,7 +68,7 @@ def take_item(thing: Any, key: Any) -> Any:
 
 
 class Symbol:
-    """What stands for a value while a function is recorded."""
+    """The symbol of a value while a function is recorded."""
 
     def __init__(self, calls: list[Any], number: int, arguments: int) -> None:
         self._calls, self._number, self._arguments = calls, number, arguments
@@ -116,7 +116,7 @@ for _name in BINARY:
 
 
 class Attribute(Symbol):
-    """An attribute of a symbol: a method, where it is called, else a value."""
+    """An attribute of a symbol: a method if it is called, else a value."""
 
     def __init__(self, owner: Symbol, name: str) -> None:
         super().__init__(owner._calls, -1, owner._arguments)
@@ -139,7 +139,7 @@ def _referenced(value: Any) -> Any:
 
 
 def _replaced(value: Any, known: list[Any]) -> Any:
-    """`value` with what is known for references."""
+    """`value` with the known values of references."""
     return known[value.number] if isinstance(value, Reference) else _mapped(lambda part: _replaced(part, known), value)
 
 

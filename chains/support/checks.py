@@ -1,4 +1,4 @@
-"""Checks of settings: numbers, flags, shapes, functions. What does not fit is refused, with its name and value."""
+"""Checks of settings: numbers, flags, shapes, functions. Others are refused, with name and value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from chains.support.messages import listed, meant, shown
 
 
 def is_real(value: Any) -> bool:
-    """Whether this is a real number, Python's or NumPy's; True and False are none."""
+    """Whether this is a real number, Python's or NumPy's, but not True or False."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -45,7 +45,7 @@ def check_number(name: str, value: Any, wanted: str, also: str = "") -> None:
 
 
 def whole(value: Any, least: float) -> int | None:
-    """`value` as a whole number, None where it is none of at least `least`; True and False are none."""
+    """`value` as a whole number of at least `least`, else None; True and False are not numbers."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -54,7 +54,7 @@ def whole(value: Any, least: float) -> int | None:
 
 
 def check_count(name: str, value: Any, least: int = 1, also: str = "") -> int:
-    """`value` as a whole number. Raises TypeError unless it is one, ValueError below `least`; `also` is taken too."""
+    """`value` as a whole number. Raises TypeError unless it is one, ValueError below `least`; `also` names other values."""
     number = whole(value, least)
     if number is None:
         wanted = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
@@ -137,15 +137,15 @@ def check_shape(name: str, shape: Any, of: str = "") -> tuple[int, ...]:
 
 
 def takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether the function takes `count` arguments; True where its signature is not known."""
+    """Whether the function takes `count` arguments; True if its signature is unknown."""
     try:
         inspect.signature(function).bind(*range(count))
     except (TypeError, ValueError) as error:
-        return isinstance(error, ValueError)  # of some that are written in C
+        return isinstance(error, ValueError)  # of some functions in C
     return True
 
 
-signature = lru_cache(inspect.signature)  # which takes longer than to make an optimiser
+signature = lru_cache(inspect.signature)  # which takes longer than making an optimiser
 
 
 def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...], settings: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...],
 
 
 def as_unmasked(name: str, value: Any) -> np.ndarray:
-    """`value` as an array. Raises TypeError where it is one with masked entries, which would lose their mask."""
+    """`value` as an array. Raises TypeError for masked entries, which would lose their mask."""
     if np.ma.is_masked(value):
         raise TypeError(f"`{name}` has masked entries, whose mask would be lost: pass {name}.filled(...), or leave them out")
     return np.asarray(value)

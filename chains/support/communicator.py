@@ -1,4 +1,4 @@
-"""Communicators of mpi4py, by which programs reach the other processes."""
+"""Communicators of mpi4py, with which programs reach the other processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own(comm: Any) -> Any:
 
 
 def _fair_share(comm: Any) -> int:
-    """How many threads this process may use by default, so that the processes on its machine use each processor once."""
+    """The default number of threads of this process, so that the processes on its machine use each processor once."""
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(processors()))
     here = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
     users = Counter(number for each in here.allgather(mine) for number in each)
@@ -55,7 +55,7 @@ def _fair_share(comm: Any) -> int:
 
 
 def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """The contents of the buffer `COMMUNICATOR`, by which programs sum arrays of this type over the processes of a duplicate.
+    """The contents of the buffer `COMMUNICATOR`, with which programs sum arrays of this type over the processes of a duplicate.
 
     The address of MPI_Allreduce, the address that means "in place", and the handles of type, sum and communicator.
     """
@@ -66,7 +66,7 @@ def words_of(comm: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def handle_of(comm: Any) -> int:
-    """The handle of a communicator, as `words_of` has it."""
+    """The handle of a communicator, as in `words_of`."""
     return int(comm.handle) % (1 << 64)
 
 
@@ -76,13 +76,13 @@ def communicator_in(words: np.ndarray) -> int | None:
 
 
 def largest(comm: Any, numbers: np.ndarray) -> None:
-    """Replace each number by the largest that any process has there."""
+    """Replace each number by the largest of all processes."""
     mpi = sys.modules["mpi4py.MPI"]
     comm.Allreduce(mpi.IN_PLACE, numbers, mpi.MAX)
 
 
 def all_reduce(words: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:
-    """out = the sum of `a` over all processes; a copy where the words name no communicator."""
+    """out = the sum of `a` over all processes; a copy if the words name no communicator."""
     handle = communicator_in(words)
     if handle is None:
         np.copyto(out, a)
@@ -93,7 +93,7 @@ def all_reduce(words: np.ndarray, a: np.ndarray, out: np.ndarray) -> None:
 
 @cache
 def _address(library: str) -> int:
-    """The address of MPI_Allreduce, in the library of mpi4py or in what that is linked to."""
+    """The address of MPI_Allreduce, in the library of mpi4py or in a library that it links."""
     try:
         return int(ctypes.cast(ctypes.CDLL(library).MPI_Allreduce, ctypes.c_void_p).value or 0)
     except (OSError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Numbers and arrays as JSON has them: infinities and NaN as text, arrays as base64 of their bytes."""
+"""Numbers and arrays for JSON: infinities and NaN as text, arrays as base64 of their bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_number(value: Any) -> float:
 
 
 def as_count(value: Any) -> int:
-    """`value`, a whole number from 0. Raises TypeError or ValueError where it is none."""
+    """`value`, a whole number from 0. Raises TypeError or ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"expected a whole number, not {value!r}")
     if value < 0:

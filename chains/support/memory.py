@@ -22,15 +22,15 @@ class Memory(ABC):
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A C-ordered array, uninitialised. Raises MemoryError, with the size asked for, where there is no room."""
+        """A C-ordered array, uninitialised. Raises MemoryError, with the requested size, if there is no room."""
 
     @abstractmethod
     def contiguous(self, array: Any, dtype: Any = None) -> Array:
-        """The array, from any memory, as an array here in C order and of this type; itself where it is that already."""
+        """The array, from any memory, as an array here in C order and of this type; itself if it already is."""
 
     @abstractmethod
     def assign(self, target: Any, source: Any) -> None:
-        """Copy an array to another of the same size, converted to its type. One of the two lies here."""
+        """Copy an array to another of the same size, converted to its type. One of the two is in this memory."""
 
     @abstractmethod
     def address(self, array: Array) -> int:
@@ -65,7 +65,7 @@ class Host(Memory):
 
 
 HOST = Host()
-Backend = Any  # what runs programs on the arrays of a memory; backends stand above this room
+Backend = Any  # runs programs on the arrays of a memory; backends are above this room
 _OTHERS: list[tuple[Memory, Backend]] = []  # memories other than the host's, each with the backend for its arrays
 _PROMISED: dict[str, tuple[Callable[[Any], bool], Callable[[], object]]] = {}  # by name, until first needed
 
@@ -92,7 +92,7 @@ def _known(array: Any) -> tuple[Memory, Backend] | None:
 
 
 def memory_named(name: str) -> Memory:
-    """The memory of this name. Raises ValueError for an unknown one, and where there is no GPU to use."""
+    """The memory of this name. Raises ValueError for an unknown one, and if there is no GPU."""
     if isinstance(name, str) and name in _PROMISED:
         try:
             _PROMISED[name][1]()
@@ -110,7 +110,7 @@ def is_elsewhere(array: Any) -> bool:
 
 
 def memory_of(array: Any) -> Memory:
-    """The memory of an array. Everything but arrays on a GPU counts as lying on the host."""
+    """The memory of an array. Everything but arrays on a GPU counts as being on the host."""
     known = None if type(array) is np.ndarray else _known(array)
     return HOST if known is None else known[0]
 
@@ -125,7 +125,9 @@ def on_host(array: Any) -> np.ndarray:
 
 
 def backend_of(array: Any, backend: Backend) -> Backend:
-    """The backend for arrays where this one lies: `backend` on the host; on a GPU `backend.on_device`, or the GPU's backend."""
+    """The backend for arrays in the memory of this one: `backend` on the host; on a GPU `backend.on_device`, or the GPU's
+    backend.
+    """
     known = None if type(array) is np.ndarray else _known(array)
     if known is None:
         return backend

@@ -1,4 +1,4 @@
-"""How messages are worded: numbers with their nouns, lists that stay short, names that may have been meant."""
+"""The wording of messages: numbers with their nouns, short lists, names that may have been meant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Names that other frameworks have for what is here.
+# Names of other frameworks, with those here.
 SYNONYMS = {
     "swish": "silu", "linear": "identity", "logistic": "sigmoid",
     "lr": "learning_rate", "step_size": "learning_rate", "betas": "beta1", "rho": "decay", "alpha": "decay",
@@ -37,7 +37,7 @@ def plural(noun: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The names, or of many the first ones and how many there are."""
+    """The names; of many, the first ones and their number."""
     names = list(names)
     if len(names) <= MAX_NAMES_LISTED:
         return ", ".join(names) or "none"
@@ -45,7 +45,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """A question after the name that was probably meant, for the end of a message; empty where none comes near."""
+    """A question with the name that was probably meant, for the end of a message; empty if none is similar."""
     by_lower = {known.lower(): known for known in names}
     synonym = SYNONYMS.get(name.lower())
     near = [synonym] if synonym in by_lower else get_close_matches(name.lower(), by_lower, 1)
@@ -53,7 +53,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for a message: an array or a table by its type and shape, others as they are printed, cut where that is long."""
+    """A value for a message: an array or a table by its type and shape, others as they are printed, cut if too long."""
     if isinstance(value, (np.generic, type)):
         return _short(repr(value))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -66,5 +66,5 @@ def _short(text: str) -> str:
 
 
 def as_html(text: str) -> str:
-    """A text for notebooks, as it is printed."""
+    """A printed text for notebooks."""
     return f'<pre style="line-height: 1.2; white-space: pre">{html.escape(text)}</pre>'

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MOVED = {  # by the names at version 0.2.0 before its modules had rooms; those whose objects are part of pickles
+MOVED = {  # by the earlier names of version 0.2.0; only modules whose objects are part of pickles
     "chains.data.augment": "chains.data.batches",
     "chains.expr.replay": "chains.expr.formulas",
     "chains.layers.append": "chains.layers.shape",
@@ -30,7 +30,7 @@ REMEDY = (
 
 
 class _Loader:
-    """Gives a module under its earlier name the contents of what it is now."""
+    """Gives a module under its earlier name the contents of the present one."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None  # an ordinary, empty one
@@ -42,7 +42,7 @@ class _Loader:
 
 
 class Finder:
-    """Finds moved modules, and says of others what may have asked for them. It is asked after all other finders."""
+    """Finds moved modules; the error for others names pickles as a possible cause. Python asks it after all other finders."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name in MOVED:

@@ -1,4 +1,4 @@
-"""The progress of work: a bar on terminals and in notebooks, plain lines elsewhere, a notice of what takes long."""
+"""The progress of work: a bar on terminals and in notebooks, plain lines elsewhere, a notice of long work."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any, Self
 
 from chains.support.messages import counted, plural
 
-LINE_SECONDS = 10.0  # seconds between two lines where there is no terminal
+LINE_SECONDS = 10.0  # seconds between two lines without a terminal
 NOTICE_SECONDS = 1.0  # seconds
 
 
 def on_terminal() -> bool:
-    """Whether people watch the standard error as it is written."""
+    """Whether the standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 class Progress:
-    """How many of the `total` units (None: not known) are done, shown on the standard error.
+    """The number of finished units, of `total` (None: unknown), shown on the standard error.
 
-    `wanted` None: a bar on terminals and in notebooks, nothing elsewhere. True: where there is neither, a line every
-    ten seconds and one at the end, so that a log stays short. `begun` says whether anything is shown.
+    `wanted` None: a bar on terminals and in notebooks, nothing elsewhere. True: in addition, elsewhere a line every ten seconds
+    and one at the end. `begun` says whether anything is shown.
     """
 
     def __init__(self, wanted: bool | None, total: int | None, unit: str, delay: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Progress:
         return self._bar is not None
 
     def update(self, done: int = 1) -> None:
-        """So many more are done."""
+        """Count further units as done."""
         if self._bar is not None:
             self._bar.update(done)
 
@@ -101,7 +101,7 @@ class _Lines:
 
 @contextmanager
 def notice(text: str) -> Iterator[None]:
-    """Show what is going on where the work inside takes longer than a second; gone when it is done. On terminals only."""
+    """Show a text while the work inside takes longer than a second; on terminals only."""
     if not on_terminal():
         yield
         return

@@ -32,15 +32,15 @@ DIGEST_BYTES = 32
 NO_DIGEST = "0" * (2 * DIGEST_BYTES)
 TEXTS = "__metadata__"
 WAITS = (0.01, 0.03, 0.1, 0.3, 1.0)  # seconds between attempts to move a file on Windows
-UNFINISHED = "unfinished*.part"  # the names of files that are being written, or that a killed process has left
+UNFINISHED = "unfinished*.part"  # the names of files during writing; a killed process leaves them
 
 
 class DamagedFileError(ValueError):
-    """A file that is not what was written; the message says how."""
+    """A file that differs from the written one; the message says how."""
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> None:
-    """Write a file: first under a unique name in the same folder, then moved to its place, so that there is always a whole one.
+    """Write a file under a unique name in the same folder, then rename it, so that there is always a whole file.
 
     Raises OSError, as `open` does, with the path of the file.
     """
@@ -86,7 +86,7 @@ def _write(path: Path, pieces: list[Any]) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Put a file in the place of another. Windows refuses that while somebody reads the other, as searches for viruses do."""
+    """Replace a file by another. Windows refuses that while a program reads it, such as a virus scanner."""
     for wait in WAITS if sys.platform == "win32" else ():
         try:
             os.replace(source, target)
@@ -97,7 +97,7 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a loss of power, where the system can."""
+    """Make the names in a folder survive a loss of power, if the system can."""
     if os.name == "posix":
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -109,8 +109,7 @@ def _sync_folder(folder: Path) -> None:
 def read(path: Path, *, digest: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and the texts of a file. With `digest`, a file without one is refused.
 
-    Raises DamagedFileError where it is not as it was written, as far as its header and its digest, if it has one, show;
-    OSError as `open` does.
+    Raises DamagedFileError if its header or its digest, if it has one, shows that it has changed; OSError as `open` does.
     """
     data = memoryview(_bytes(path))
     try:
@@ -133,7 +132,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _parsed(data: memoryview, digest: bool) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Raises one of several errors where the bytes make no sense."""
+    """Raises one of several errors if the bytes make no sense."""
     if len(data) > 8 and data[8] != ord("{"):
         raise DamagedFileError("it is no file of safetensors")
     start = 8 + int.from_bytes(data[:8], "little")

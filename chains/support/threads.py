@@ -1,4 +1,4 @@
-"""How many threads compiled programs use."""
+"""The number of threads of compiled programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path("/")  # of the file system
 
 
 def processors() -> int:
-    """The processors there are, as far as the process's affinity, its control groups' quotas and LOKY_MAX_CPU_COUNT leave them.
+    """The number of processors that the process's affinity, its control groups' quotas and LOKY_MAX_CPU_COUNT allow.
 
     A quota of one and a half processors counts as two. The sources of a quota are `cpu.max` (version 2 of Linux's control
     groups) and `cpu.cfs_quota_us` (version 1), of the process's group and of those around it. A process reads them once.
@@ -32,7 +32,7 @@ def processors() -> int:
 
 @cache
 def _quotas(root: Path) -> tuple[float, ...]:
-    """The quotas of the process's control groups, in processors, as the file system under `root` has them."""
+    """The quotas of the process's control groups, in processors, from the file system under `root`."""
     return tuple(_read_quotas(root))
 
 
@@ -49,14 +49,14 @@ def _read_quotas(root: Path) -> Iterator[float]:
 
 
 def _around(root: Path, path: str) -> Iterator[Path]:
-    """The folder of a control group and those around it; a container may see its own group as the root."""
+    """The folder of a control group and its parents; a container may see its own group as the root."""
     group = root / path.lstrip("/")
     yield group
     yield from (folder for folder in group.parents if folder.is_relative_to(root))
 
 
 def _quota(words: list[str]) -> Iterator[float]:
-    """The quota that the microseconds of a period say; none where there is no limit."""
+    """The quota from the microseconds of a period; None without a limit."""
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
         yield int(words[0]) / int(words[1])
 
@@ -80,8 +80,8 @@ class _Number:
     def __init__(self) -> None:
         self.chosen: int | None = None  # by `set_num_threads`
         self.blocks: list[list[int]] = []  # one number each, of the `num_threads` blocks that have not ended
-        self.default: int | None = None  # known once it is asked for
-        self.current: int | None = None  # the number that follows from the others; None: not yet asked for
+        self.default: int | None = None  # known after the first request
+        self.current: int | None = None  # the number that follows from the others; None before the first request
         self.followers: list[Callable[[], None]] = []  # called when `current` has changed
         self.lock = threading.RLock()
 
@@ -111,21 +111,21 @@ if hasattr(os, "register_at_fork"):
 
 
 def get_num_threads() -> int:
-    """How many threads compiled programs use at most: as `set_num_threads` or `num_threads` says, else the default.
+    """The largest number of threads of compiled programs: that of `set_num_threads` or `num_threads`, else the default.
 
     The default is CHAINS_NUM_THREADS, else OMP_NUM_THREADS (the first number of a list such as "4,2"), else 1 in worker
     processes of multiprocessing, else the number of processors that the process may use, by its affinity and by the quotas of
-    its control groups; divided among the processes of a communicator (`comm`) on one machine. It is found when it is first
-    asked for. Raises ValueError where CHAINS_NUM_THREADS is no whole number from 1 to 64.
+    its control groups; divided among the processes of a communicator (`comm`) on one machine. It is found at the first request.
+    Raises ValueError unless CHAINS_NUM_THREADS is a whole number from 1 to 64.
     """
     return _number.current or _number.resolve()
 
 
 def set_num_threads(n: int) -> None:
-    """Set how many threads compiled programs use at most, for all threads of this process, from the next call on.
+    """Set the largest number of threads of compiled programs, for this whole process, from the next call on.
 
-    Within a block of `num_threads`, until that block ends. Networks, objectives and training under way follow; results are the
-    same bits whenever the number is the same.
+    Within a block of `num_threads` it holds until the block ends. Networks, objectives and running trainings follow. The same
+    number gives the same bits.
 
     Parameters
     ----------
@@ -147,10 +147,9 @@ def set_num_threads(n: int) -> None:
 
 
 def num_threads(n: int) -> AbstractContextManager[None]:
-    """``with num_threads(2): ...`` does what `set_num_threads` does, within the block.
+    """``with num_threads(2): ...`` sets the number of threads within the block.
 
-    Blocks of several Python threads may overlap: the one that began last holds, and the end of each takes back its own number
-    only.
+    Blocks of several Python threads may overlap: the one that began last holds, and the end of each takes back only its number.
 
     Parameters
     ----------
@@ -180,7 +179,7 @@ def _block(n: int) -> Iterator[None]:
 
 
 def limit_num_threads(n: int) -> None:
-    """As `set_num_threads`, for tools that set any number and set the one before again: the default stays a default."""
+    """As `set_num_threads`, for tools that set a number and later restore the earlier one: a default stays a default."""
     with _number.lock:
         if n == _number.default and not _number.blocks:
             _number.chosen = None
@@ -190,7 +189,7 @@ def limit_num_threads(n: int) -> None:
 
 
 def limit_default_num_threads(n: int) -> None:
-    """Have the default be at most `n`, unless an environment variable says it: for processes that share a machine."""
+    """Limit the default to `n`, unless an environment variable sets it: for processes that share a machine."""
     with _number.lock:
         by_environment = {"CHAINS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys()
         _number.default = default_num_threads() if by_environment else min(_number.default or default_num_threads(), n)
@@ -198,25 +197,25 @@ def limit_default_num_threads(n: int) -> None:
 
 
 def follow(follower: Callable[[], None]) -> None:
-    """Have a function called whenever the number has changed."""
+    """Call a function whenever the number has changed."""
     with _number.lock:
         _number.followers.append(follower)
 
 
 def known_num_threads() -> int | None:
-    """The present number; None before the first question for it in this process."""
+    """The present number; None before the first request in this process."""
     return _number.current
 
 
 def default_num_threads() -> int:
-    """The number where none was set, as `get_num_threads` says."""
+    """The number if none was set, as in `get_num_threads`."""
     own = os.environ.get("CHAINS_NUM_THREADS")
     if own is not None:
         if not (own.isascii() and own.isdigit()) or not 1 <= int(own) <= MAX_THREADS:
             raise ValueError(f"CHAINS_NUM_THREADS (={own!r}) must be a whole number from 1 to {MAX_THREADS}")
         return int(own)
     shared = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if shared.isascii() and shared.isdigit() and int(shared):  # as OpenMP's own libraries, others are passed over
+    if shared.isascii() and shared.isdigit() and int(shared):  # others are ignored, as in OpenMP's libraries
         return min(int(shared), MAX_THREADS)
     return 1 if _is_worker() else min(processors(), MAX_THREADS)
 
