@@ -4,7 +4,7 @@
 >>> net = Chain(Dense(784, 30, σ), Dense(30, 10, σ))
 """
 
-# The public names. `x as x` tells type checkers that a name is public which `__all__` below leaves out.
+# The public names. `x as x` marks names as public for type checkers if `__all__` below leaves them out.
 from chains import data as data
 from chains import expr as expr
 from chains import models as models
@@ -110,7 +110,7 @@ def __dir__() -> list[str]:
     return [name for name, thing in globals().items() if name in modules or not isinstance(thing, type(data))]
 
 
-# What networks are made of. A star import brings none of the names that are likely to stand for something else beside it:
+# The parts of networks. A star import leaves out names that are likely to have another meaning in the importing module:
 # joblib's Parallel, pandas' Series, scipy.optimize's minimize, the user's own train, loss and data.
 __all__ = [
     "GRU",

@@ -30,7 +30,7 @@ def _lines(interface: Interface, built_for: str) -> Iterator[str]:
     yield ""
     yield "   n is the number of samples, at least 1. Arrays are in C's order, the samples one after another. Arrays that are"
     yield "   written may not overlap any other. The functions allocate nothing, keep nothing and lock nothing: any number of"
-    yield "   threads may call them at once, on arrays of their own. */"
+    yield "   threads may call them simultaneously, on separate arrays. */"
     yield f"#ifndef {guard}\n#define {guard}\n"
     yield '#include <stddef.h>\n#include <stdint.h>\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n'
     for end, count in interface.sizes.items():

@@ -504,7 +504,7 @@ def _append(arrays: list[np.ndarray], a: dict[str, Any], parts: list[Part]) -> P
     if not arrays:  # one branch alone
         return None
     if a["axis"] != -1 or len(arrays) != 1 or arrays[0].ndim != 1:
-        raise ValueError("what is concatenated must be an array of one axis, after the last axis of the input")
+        raise ValueError("a concatenated constant must be an array of one axis, after the last axis of the input")
     return Part(layers.Append(**{f"value_{k}": float(value) for k, value in enumerate(arrays[0])}), list(arrays[0][:, None]))
 
 

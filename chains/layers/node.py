@@ -125,7 +125,7 @@ class Node:
 
     def _check_kept(self, function: str, recorded: Sequence[Operation], views: dict[str, View]) -> None:
         kept = views | {f"p.{name}": view for name, view in vars(self.p).items()}
-        check_kept(self._name(function), recorded, kept, "declare an array of its own with d.temporary(name, shape)")
+        check_kept(self._name(function), recorded, kept, "declare a separate array with d.temporary(name, shape)")
 
     def _name(self, function: str) -> str:
         return f"{type(self.declaration.layer).__name__}.{function}"

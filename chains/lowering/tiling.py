@@ -59,7 +59,7 @@ def is_large(operation: Operation) -> bool:
 
 @dataclass
 class Tiles:
-    """The operations of a segment under construction: the sums that tiles begin, what is done once, and the buffers without
+    """The operations of a segment under construction: the sums that tiles begin, operations done once, and the buffers without
     samples that tiles read or sum into.
     """
 

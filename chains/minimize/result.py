@@ -1,4 +1,4 @@
-"""What a minimiser found: of one vector, or of many, a row for each."""
+"""The result of a minimiser, for one vector, or for many with a row for each."""
 
 from __future__ import annotations
 

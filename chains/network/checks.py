@@ -27,7 +27,7 @@ def check_order(network: Network, p: Any, x: Any, call: str) -> None:
         return len(shape) in (1, 2) and shape[-1] == size
 
     if not holds_parameters(p) and holds_parameters(x) and x.shape[1:] != network.input_shape:
-        raise TypeError(f"`x` and `p` are swapped: `{call}`; a network takes `x` first, what is derived by `p` takes `p` first")
+        raise TypeError(f"`x` and `p` are swapped: `{call}`; a network takes `x` first, a derivative by `p` takes `p` first")
 
 
 def check_params(network: Network, p: Any, x: Any, call: str) -> np.ndarray:
@@ -159,9 +159,7 @@ def lengths_of(lengths: Any, x: Any, declaration: Declaration, name: str = "leng
     if not steps:
         raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
     if apart := next((d for d in declaration.all if d.has_other_steps), None):
-        raise ValueError(
-            f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, goes along other steps than the input's"
-        )
+        raise ValueError(f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, has other steps than the input")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise TypeError(
             f"`{name}` must have shape ({len(x)},), a whole number of steps for each sample, "

@@ -166,7 +166,7 @@ def part_of(comm: Any, samples: int) -> tuple[int, int]:
 
 
 def part_arrays(comm: Any, executable: Executable, total: int, first: int, like: Any) -> dict[str, np.ndarray]:
-    """The arrays that tell a program its part of a batch of `total` samples: it has those from `first` on.
+    """The arrays with a program's part of a batch of `total` samples: it has those from `first` on.
 
     They are in the memory of `like`, except the communicator, which is for the host. All processes call this.
     """

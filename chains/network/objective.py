@@ -128,7 +128,7 @@ class Objective:
         if self._place is HOST:
             if memory_of(p) is not HOST:
                 raise TypeError(
-                    "`p` lies on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
+                    "`p` is on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
                 )
             own_p[...] = p
             binding()

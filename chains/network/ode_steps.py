@@ -107,7 +107,7 @@ def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **length
         if d not in followed:
             raise FloatingPointError(
                 f"the result is NaN: a solution of layer {d.name}, {d.layer!r}, ended before its last time or was not found, "
-                "or what it began from was not finite; a network of that layer alone tells more"
+                "or its input was not finite; a network of that layer alone shows the reason"
             )
 
 
@@ -237,7 +237,7 @@ def _problem(
         if ode.implicit:
             remedy += ", for Newton's iterations to converge"
         reasons = f"the solution grows without bound, the right-hand side is not defined there, or it needs {remedy}"
-        return f"trajectory {number} is not finite behind {step}: {reasons}"
+        return f"trajectory {number} is not finite after {step}: {reasons}"
     if ode.rtol is None or reached:
         return ""
     if np.isnan(tried[-1]):

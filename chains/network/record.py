@@ -234,7 +234,7 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
     with ops.label(type(loss).__name__):
         loss.record(ops, *_within_lengths(ops, node.declaration.output_steps, y, t, w), value, dy)
     check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
-    check_kept(function, ops.operations[begun:], {"y": y}, "write to one of its own, ops.scratch(name, shape)")
+    check_kept(function, ops.operations[begun:], {"y": y}, "write to a separate one, ops.scratch(name, shape)")
     node.pullback(ops, x, y, dy, dx)
 
 

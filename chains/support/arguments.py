@@ -28,7 +28,7 @@ def to_device_of(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str
     if place is HOST:
         for name in (name for name, array in data.items() if is_elsewhere(array)):
             to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
-            raise TypeError(f"`{name}` lies on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
+            raise TypeError(f"`{name}` is on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
         return data
     native = {name: array if place.owns(array) else _native(array) for name, array in data.items()}
     return {name: place.contiguous(array) for name, array in native.items()} if move else native
@@ -70,7 +70,7 @@ def check_state(state: Any, size: int, dtype: np.dtype[Any] | None, updated: boo
     beside = "p" if "p" in inputs else "x"
     if beside in inputs and memory_of(inputs[beside]) is not memory_of(state):
         move = "asarray" if memory_of(state) is HOST else "asnumpy"
-        raise TypeError(f"`state` and `{beside}` lie on different devices: pass cupy.{move}(state)")
+        raise TypeError(f"`state` and `{beside}` are on different devices: pass cupy.{move}(state)")
     if updated:
         check_apart("state", state, inputs)
     return state
@@ -167,7 +167,7 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
         batch = name if given != last else f"{name}[None]"
         return f"; here the channels are the last axis, but they come first: np.moveaxis({batch}, -1, 1)"
     if given[1:] == shape[1:] and shape[0] == 1:
-        return f"; the one channel is an axis of its own: {name}[:, None]"
+        return f"; the single channel is an axis: {name}[:, None]"
     if len(given) > 1 and math.prod(given[1:]) == math.prod(shape):
         lengths = ", ".join(map(str, shape)) or ""
         return f"; a sample has as many numbers: {name}.reshape(len({name}), {lengths}), where they are in that order"
@@ -197,7 +197,7 @@ def check_out(
     for other, array in inputs.items():
         apart = owned and array is not out and array.flags.owndata  # a quick test before that for shared memory
         if not apart and _overlap(place, out, array):
-            raise ValueError(f"`{name}` overlaps `{other}` in memory; pass an array of its own")
+            raise ValueError(f"`{name}` overlaps `{other}` in memory; pass a separate array")
     return out
 
 

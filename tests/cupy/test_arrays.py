@@ -61,7 +61,7 @@ def test_host_data_go_to_the_parameters(net, device):
 def test_mixed_devices_are_refused(net, device):
     p, (x, t) = net.init(), data()
     xd = device.array(x)
-    sentence = r"`x` lies on the GPU and `p` in the computer's memory: pass cupy\.asarray\(p\)"
+    sentence = r"`x` is on the GPU and `p` in the computer's memory: pass cupy\.asarray\(p\)"
     with pytest.raises(TypeError, match=sentence):
         net(xd, p)
     with pytest.raises(TypeError, match=sentence):
@@ -89,7 +89,7 @@ def test_a_state_lies_beside_the_parameters(device):
     p, q, t, loss = net.init(), net.init(device="emulated"), np.ones((30, 8), np.float32), SquaredLoss()
     for place, other, move in ((q, np.array, "asarray"), (p, device.array, "asnumpy")):
         state = other(net.init_state())
-        sentence = rf"`state` and `p` lie on different devices: pass cupy\.{move}\(state\)"
+        sentence = rf"`state` and `p` are on different devices: pass cupy\.{move}\(state\)"
         for mode in ("train", "eval"):
             with pytest.raises(TypeError, match=sentence):
                 net(x, place, state=state, mode=mode)
@@ -97,7 +97,7 @@ def test_a_state_lies_beside_the_parameters(device):
                 net.value_and_grad(place, x, t, loss, state=state, mode=mode)
         with pytest.raises(TypeError, match=sentence):
             train(net, place, x, t, loss, Adam(), state=state)
-    with pytest.raises(TypeError, match=r"`state` and `x` lie on different devices: pass cupy\.asarray\(state\)"):
+    with pytest.raises(TypeError, match=r"`state` and `x` are on different devices: pass cupy\.asarray\(state\)"):
         net.objective(device.array(x), device.array(t), loss, state=net.init_state())
 
 

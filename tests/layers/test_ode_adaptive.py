@@ -113,7 +113,7 @@ def test_the_end_of_a_solution_is_told(name):
     fixed = Chain(ODE(explodes, (0.0, 1.0, 2.0), steps=100), backend=name)
     good, bad = ode_steps(fixed, np.ones(1), np.array([[0.1], [1.0]]))
     assert not good.problem
-    assert "trajectory 1 is not finite behind step 1" in bad.problem
+    assert "trajectory 1 is not finite after step 1" in bad.problem
 
 
 def test_an_equation_behind_a_layer_is_traced(name):

@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_recorded_steps(name):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_steps_whose_iterations_do_not_converge_are_told(name):
     net = Chain(ODE(RELAXATION, (0.0, 900.0), "kvaerno3", 2), backend=name)
-    with pytest.raises(FloatingPointError, match=r"trajectory 0 is not finite behind step \d of 2, .* Newton's"):
+    with pytest.raises(FloatingPointError, match=r"trajectory 0 is not finite after step \d of 2, .* Newton's"):
         net(np.array([[2.0, 5.0]]), np.zeros(0))
 
 

@@ -118,5 +118,5 @@ def test_lengths_are_those_of_the_times_also_beside_recurrent_layers():
     y = net(X, p, lengths=LENGTHS)
     assert_close(y, np.where(np.arange(4)[:, None] < LENGTHS[:, None, None], net(X, p), 0.0), 1e-12)
     behind = Chain(ODE(Dense(2, 2, tanh), TIMES[0]), GRU(2, 3), backend="numpy")
-    with pytest.raises(ValueError, match=r"layer 1, .*GRU.*, goes along other steps than the input's"):
+    with pytest.raises(ValueError, match=r"layer 1, .*GRU.*, has other steps than the input"):
         behind(X, behind.init(), lengths=np.array([1, 2, 2]))

@@ -52,7 +52,7 @@ class Grid:
     apart : bool
         Whether segments of equal steps end at the next time.
     ends : bool
-        Whether each sample ends at a time of its own; later steps have the length 0.
+        Whether each sample has its own last time; later steps have the length 0.
     """
 
     times: tuple[float, ...] | int

@@ -56,7 +56,7 @@ class Cublas:
         self._precision = precision
         self._handle: ctypes.c_void_p | None = None
         self._stream: int | None = None
-        self._lock = threading.Lock()  # a handle must not be used by two threads at once
+        self._lock = threading.Lock()  # two threads must not use a handle simultaneously
 
     def call(self, gemm: Gemm) -> tuple[Any, ...]:
         """The arguments of cublasGemmEx."""

@@ -38,7 +38,7 @@ class Likeness:
             return tuple(map(self._of, part))
         if isinstance(part, (Operation, FusedProduct)):
             return type(part), *(self._of(getattr(part, field.name)) for field in fields(part) if field.name != "label")
-        return repr(part)  # `repr` tells 0.0 from -0.0
+        return repr(part)  # `repr` distinguishes 0.0 and -0.0
 
     def _of_view(self, view: View) -> Hashable:
         buffer, place = view.buffer, _place(view)

@@ -180,6 +180,6 @@ def compiler_version() -> str:
     paths = [path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*.py")))]
     for path in paths:
         digest.update(path.read_bytes())
-    if not paths:  # the sources are in an archive, for example: versions cannot be told apart
+    if not paths:  # the sources are in an archive, for example: versions are unknown
         digest.update(os.urandom(16))
     return digest.hexdigest()

@@ -173,7 +173,7 @@ class Segment:
         return replace(self, early=early, tiled=all_of(self.tiled), product=product, once=all_of(self.once))
 
     def with_tiled(self, steps: Iterable[PlanStep]) -> Segment:
-        """The segment with these steps on tiles instead of its own."""
+        """The segment with these steps on tiles."""
         rest = iter(steps)
         tiled = tuple(replace(work, steps=tuple(islice(rest, len(work.steps)))) for work in self.tiled)
         return replace(self, tiled=tiled)

@@ -20,7 +20,7 @@ DOUBLE = Type("double")
 EPSILON = 2.0**-52
 BLOCK_VECTORS = 3  # vectors of columns whose sums are kept in registers
 
-# What a thread needs. The constants of the method are those of `chains.minimize.levenberg_marquardt`, which passes them.
+# The arguments of a thread. The constants of the method are those of `chains.minimize.levenberg_marquardt`, which passes them.
 FIT = Struct(
     {
         "run": "ptr", "words": "ptr",  # the program of the model, and its argument

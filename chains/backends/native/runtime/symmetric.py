@@ -4,7 +4,7 @@
 
 The pass reads and writes each entry once, so that memory bounds its time. Threads take blocks of rows. A row's products do not
 depend on who computes them, so that any number of threads gives the same bits. The matrix stays symmetric to the bit: the
-products a_i a_j commute, and both entries of a pair are rounded alike.
+products a_i a_j commute, and both entries of a pair have the same rounding.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _functions() -> tuple[Callable[..., None], Callable[..., None], int]:
 
 
 class SymmetricMatrix:
-    """A matrix (n, n) in memory of its own, with rows and columns of zeros up to whole cache lines."""
+    """A matrix (n, n) in separate memory, with rows and columns of zeros up to whole cache lines."""
 
     def __init__(self, matrix: np.ndarray) -> None:
         self.n = len(matrix)
