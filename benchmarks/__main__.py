@@ -1,4 +1,4 @@
-"""``python -m benchmarks [problem ...] [--quick] [--dtype float64] [--simd avx2] [--json FILE] [--plot FILE]``."""
+"""``python -m benchmarks [problem ...] [--quick] [--dtype float64] [--simd avx2] [--json FILE]`` or ``--plot``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 
-from benchmarks.harness import machine, report, simd
+from benchmarks.harness import charts, machine, report, simd
 from benchmarks.harness.peers import PEERS, Options
 from benchmarks.harness.timing import Contest, Criterion, Table, race
 from benchmarks.peers import chains_dense as chains_peer
@@ -34,12 +35,13 @@ PROBLEMS = (
     "steady",
     "events",
 )  # one module each, with `contests(options)`, or `runs(options)`: texts with criteria
+PICTURES = Path(__file__).parents[1] / "docs" / "_static"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Chains and its peers, side by side.")
     parser.add_argument("problems", nargs="*", metavar="problem", help=f"of {', '.join(PROBLEMS)}; all by default")
-    parser.add_argument("--quick", action="store_true", help="about a minute: no torch.compile, a tenth of an epoch")
+    parser.add_argument("--quick", action="store_true", help="three short turns; of torch.compile the whole step alone")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--simd", choices=list(simd.WIDTHS), help="hold everybody to this vector width")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS), help="who takes part; all by default")
@@ -51,24 +53,30 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", help="with --accuracy: of the runs (five for mnist_mlp, else three)")
     parser.add_argument("--epochs", type=int, help="with --accuracy: of a run (lenet5 10, rosetta_cnn 1, rosetta_rnn 3)")
-    parser.add_argument("--json", metavar="FILE", help="write everything measured")
-    parser.add_argument("--plot", metavar="FILE", help="draw a bar chart (needs matplotlib)")
+    parser.add_argument("--json", metavar="FILE", help="write everything measured, with the machine and the day")
+    drawn = {"nargs": "?", "const": PICTURES, "type": Path, "metavar": "FOLDER"}
+    parser.add_argument("--plot", **drawn, help="measure nothing, draw what is stored")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.problems if name not in PROBLEMS]
     if unknown:
         parser.error(f"no problem is called {unknown[0]!r}: choose of {', '.join(PROBLEMS)}")
+    if arguments.plot:
+        print(*charts.draw(arguments.plot), sep="\n")
+        return 0
+    options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends, arguments.seeds, arguments.epochs)
+    problems = arguments.problems or PROBLEMS
+    rounds = arguments.rounds or (3 if options.quick else 11)
+    seconds = arguments.seconds or (0.05 if options.quick else 0.2)
+    if not arguments.accuracy:
+        print(_plan(problems, options, rounds, seconds), end="\n\n", flush=True)
     denied = simd.hold_to(arguments.simd) if arguments.simd else False
     facts = machine.describe()
     if arguments.simd:
         facts["held to"] = " ".join(f"{name}={value}" for name, value in simd.held_to(arguments.simd).items())
         facts["held to"] += "; CPUID denies more" if denied else "; CPUID cannot be trapped: JAX's products may be wider"
     print("\n".join(f"{name:>9}  {fact}" for name, fact in facts.items()), "", sep="\n", flush=True)
-    options = Options(arguments.quick, arguments.dtype, arguments.peers, arguments.backends, arguments.seeds, arguments.epochs)
-    problems = arguments.problems or PROBLEMS
     if arguments.accuracy:
         return _summary(_accuracy(problems, options))
-    rounds = arguments.rounds or (3 if options.quick else 11)
-    seconds = arguments.seconds or (0.05 if options.quick else 0.2)
     tables: list[Table] = []
     criteria: list[Criterion] = []
     for name in problems:
@@ -80,16 +88,25 @@ def main() -> int:
             continue
         for text, found in module.runs(options) if hasattr(module, "runs") else []:
             print(text, end="\n\n", flush=True)
-            criteria += found
+            criteria += [] if options.quick else found
         for contest in contests:
             table = _race(contest, rounds, seconds)
+            if options.quick:  # so short turns decide nothing
+                table.criteria = []
             tables.append(table)
             print(report.text(table), end="\n\n", flush=True)
     if arguments.json:
         report.save_json(arguments.json, facts, tables)
-    if arguments.plot:
-        report.save_plot(arguments.plot, facts, tables)
     return _summary([*criteria, *(criterion for table in tables for criterion in table.criteria)])
+
+
+def _plan(problems: Sequence[str], options: Options, rounds: int, seconds: float) -> str:
+    """What is going to be done."""
+    lines = [
+        f"Measures {', '.join(problems)} with {', '.join(PEERS[name] for name in options.peers)}, those that are installed.",
+        f"Each row of a table gets {rounds} turns of {seconds:g} s or more, after a run that is not timed.",
+    ]
+    return "\n".join(lines + ["Each row of torch.compile is compiled first, for 10 s or more."] * ("torch" in options.peers))
 
 
 def _race(contest: Contest, rounds: int, seconds: float) -> Table:
@@ -122,7 +139,7 @@ def _summary(criteria: list[Criterion]) -> int:
     print(
         f"{len(criteria) - len(missed)} of {len(criteria)} criteria hold"
         if criteria
-        else "nothing was measured against criteria"
+        else "Ratios within a run say more than times, since other programs slow all rows down."
     )
     return 1 if missed else 0
 

@@ -18,11 +18,12 @@ project = "chains"
 copyright = "the authors of chains"
 version = release = chains.__version__
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_design"]
+extensions += ["sphinx_gallery.gen_gallery"]
 exclude_patterns = ["tutorials"]  # the gallery writes its pages into auto_tutorials/
 default_role = "code"
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
@@ -69,7 +70,6 @@ html_theme_options: dict[str, Any] = {
 # Files of the project that are pages of the site too.
 ROOT = Path(__file__).parents[1]
 PAGES = {
-    "index": ROOT / "README.md",
     "contributing": ROOT / "CONTRIBUTING.md",
     "changelog": ROOT / "CHANGELOG.md",
     "benchmarks": ROOT / "benchmarks" / "README.md",
@@ -90,6 +90,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
         if target.suffix == ".py" and ROOT / "docs" / "tutorials" in target.parents:
             target = ROOT / "docs" / "auto_tutorials" / target.relative_to(ROOT / "docs" / "tutorials").with_suffix(".rst")
         pages = [ROOT / "docs" / f"{name}.md" for name, path in PAGES.items() if path == target]
+        pages += [ROOT / "docs" / "index.md"] if target == ROOT / "README.md" else []
         return relpath(pages[0] if pages else target, (ROOT / "docs" / page).parent)
 
     if str(app.config.plot_gallery) == "False":

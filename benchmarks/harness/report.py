@@ -1,10 +1,11 @@
-"""Results as aligned text, as JSON and as a bar chart."""
+"""Results as aligned text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def duration(seconds: float) -> str:
 
 
 def save_json(path: str, machine: dict[str, Any], tables: Sequence[Table]) -> None:
-    """Write everything measured: seconds a unit of every round, what the judge saw, the criteria."""
+    """Write everything measured: seconds a unit of every round, the judge's answer, criteria, machine, day and command."""
     content = {
         "machine": machine,
+        "date": date.today().isoformat(),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
         "tables": [
             {
                 "key": table.key,
@@ -64,30 +67,3 @@ def save_json(path: str, machine: dict[str, Any], tables: Sequence[Table]) -> No
         ],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def save_plot(path: str, machine: dict[str, Any], tables: Sequence[Table]) -> None:
-    """Draw a bar for every row, on a logarithmic axis. Raises ImportError where matplotlib is not installed."""
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(tables))
-    lines = -(-len(tables) // columns)
-    most = max(sum(bool(row.seconds) for row in table.rows) for table in tables)
-    figure = Figure(figsize=(7 * columns, 0.5 + lines * (0.19 * most + 0.6)), layout="constrained")
-    figure.suptitle(machine["cpu"], fontsize=9)
-    all_axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axes in all_axes[len(tables) :]:
-        axes.remove()
-    for axes, table in zip(all_axes, tables, strict=False):
-        rows = [row for row in table.rows if row.seconds][::-1]
-        names = [row.name for row in rows]
-        bars = axes.barh(names, [row.median for row in rows], color=["C1" if n.startswith("chains") else "C0" for n in names])
-        axes.bar_label(bars, [duration(row.median) for row in rows], padding=3, fontsize=7)
-        axes.set_xscale("log")
-        shortest, longest = (pick(row.median for row in rows) for pick in (min, max))
-        axes.set_xlim(shortest / 4.0, longest * (longest / shortest) ** 0.2 * 1.5)
-        axes.minorticks_off()
-        axes.set_title(table.title, fontsize=9, loc="left")
-        axes.set_xlabel(f"seconds per {table.unit}", fontsize=8)
-        axes.tick_params(labelsize=7)
-    figure.savefig(path, dpi=150)

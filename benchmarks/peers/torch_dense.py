@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from benchmarks.harness.machine import cores
 from benchmarks.harness.peers import Options
-from benchmarks.harness.timing import Absent, Contestant
+from benchmarks.harness.timing import Contestant
 from benchmarks.problems.dense import Problem
 
 _ACTIVATIONS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "linear": lambda z: z}
@@ -26,12 +26,8 @@ _ACTIVATIONS = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "linear": lambda z
 def modes(options: Options) -> list[tuple[str, int, str]]:
     """Name, number of threads, and name of its rows, of every mode."""
     threads = {1: "1 thread", cores(): "all threads"}
-    names = ("eager",) if options.quick else ("eager", "compile", "compile whole step")
+    names = ("eager", "compile whole step") if options.quick else ("eager", "compile", "compile whole step")
     return [(name, count, f"PyTorch {name}, {text}") for name in names for count, text in threads.items()]
-
-
-def _left_out(options: Options) -> list[Absent]:
-    return [Absent("PyTorch compile", "left out by --quick: compilation takes too long")] if options.quick else []
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,9 +132,9 @@ def _functional_stepper(model: _Model) -> tuple[Step, Callable[[], None]]:
     return step, start
 
 
-def step_rows(problem: Problem, options: Options) -> list[Contestant | Absent]:
+def step_rows(problem: Problem, options: Options) -> list[Contestant]:
     """Steps with all samples."""
-    return [*(_steps(problem, *mode) for mode in modes(options)), *_left_out(options)]
+    return [_steps(problem, *mode) for mode in modes(options)]
 
 
 def _steps(problem: Problem, mode: str, threads: int, name: str) -> Contestant:
@@ -152,9 +148,9 @@ def _steps(problem: Problem, mode: str, threads: int, name: str) -> Contestant:
     return Contestant(f"{name}, {problem.dtype}", start, run, model.result, prepare=partial(torch.set_num_threads, threads))
 
 
-def epoch_rows(problem: Problem, options: Options) -> list[Contestant | Absent]:
+def epoch_rows(problem: Problem, options: Options) -> list[Contestant]:
     """Epochs in shuffled batches."""
-    return [*(_epochs(problem, *mode) for mode in modes(options)), *_left_out(options)]
+    return [_epochs(problem, *mode) for mode in modes(options)]
 
 
 def _epochs(problem: Problem, mode: str, threads: int, name: str) -> Contestant:
@@ -169,10 +165,10 @@ def _epochs(problem: Problem, mode: str, threads: int, name: str) -> Contestant:
     return Contestant(f"{name}, {problem.dtype}", start, run, model.result, prepare=partial(torch.set_num_threads, threads))
 
 
-def gradient_rows(problem: Problem, options: Options) -> list[Contestant | Absent]:
+def gradient_rows(problem: Problem, options: Options) -> list[Contestant]:
     """Values and gradients."""
     wanted = [mode for mode in modes(options) if mode[0] != "compile"]  # the whole gradient is compiled, or nothing
-    return [*(_gradients(problem, *mode) for mode in wanted), *_left_out(options)]
+    return [_gradients(problem, *mode) for mode in wanted]
 
 
 call_rows = gradient_rows

@@ -91,7 +91,7 @@ def _epochs(options: Options) -> Contest:
     def criteria(table: Table) -> list[Criterion]:
         mine, hand = table.best(f"chains numpy, {options.dtype}"), table.best(f"NumPy by hand, {options.dtype}")
         fastest, compiled = table.best("chains"), table.best("chains native") is not None
-        torch = None if options.quick else table.best("PyTorch")  # its best mode is compiled, which --quick leaves out
+        torch = table.best("PyTorch")
         loop, epoch = table.best("NumPy per sample"), "mnist_mlp: an epoch of"
         return [
             *table.compare(f"{epoch} chains numpy against NumPy by hand", mine, hand, "<= 1.25"),

@@ -1,4 +1,4 @@
-"""README.md: short, its example runs, its figures are those of docs/performance.md."""
+"""README.md: short, its examples run, its figures are those of the stored results."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.harness import charts
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 MAX_WORDS = 700
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The tables' rows by their first cells, of equal ones the first, without the marks of bold type."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        if line.startswith("| "):
-            first, *cells = line.replace("**", "").strip("| ").split(" | ")
-            found.setdefault(first, cells)
-    return found
 
 
 def test_it_is_short():
@@ -41,12 +33,14 @@ def test_links_lead_somewhere():
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_example_runs():
+def test_the_examples_run():
     pytest.importorskip("scipy")
-    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert len([line for line in code.splitlines() if line]) <= 15
+    codes = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert [len([line for line in code.splitlines() if line]) for code in codes] == [12, 8]
     session: dict = {}
-    exec(compile(code, "README.md", "exec"), session)
+    for code in codes:
+        exec(compile(code, "README.md", "exec"), session)
+    assert session["solution"].loss[-1] < 0.5
     assert session["outputs"].shape == (500, 1)
     assert session["parameters"].shape == session["gradient"].shape == (65,)
     assert session["history"].loss[-1] < session["history"].loss[0] / 10
@@ -54,16 +48,14 @@ def test_the_example_runs():
     assert np.isfinite(session["result"].x).all()
 
 
-def test_figures_are_those_of_the_performance_page():
-    with_avx2, _ = (ROOT / "docs" / "performance.md").read_text().split("## Measured with AVX-512")
-    measured = rows(with_avx2)
-    names = {
-        "chains": "chains, native",
-        "PyTorch, eager": "PyTorch, eager",
-        "JAX, `lax.scan` over steps": "JAX, `lax.scan` over steps",
-        "scikit-learn": "scikit-learn",
-    }
-    shown = rows(README)
-    assert names.keys() <= shown.keys()
-    for name, there in names.items():
-        assert shown[name] == [re.sub(r" \(.*\)", "", cell) for cell in measured[there]], name
+def test_ratios_are_those_of_the_results():
+    (sentence,) = re.findall(r"JAX takes (.*?) to (.*?) times as long as chains, PyTorch (.*?) to (.*?) times", README)
+    ratios: dict[str, list[float]] = {"JAX scan": [], "PyTorch compile whole step": []}
+    for table in charts.stored("dense").values():
+        for peer, found in ratios.items():
+            own, other = table.best("chains native"), table.best(peer)
+            assert own
+            assert other
+            found.append(other.median / own.median)
+    jax, torch = ratios.values()
+    assert sentence == (f"{min(jax):.1f}", f"{max(jax):.1f}", f"{min(torch):.0f}", f"{round(max(torch), -1):.0f}")

@@ -19,7 +19,8 @@ import pytest
 import chains
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("sphinx", "pydata_sphinx_theme", "myst_parser", "sphinx_gallery", "numpydoc", "matplotlib", "scipy", "sklearn")
+NEEDED = ("sphinx", "pydata_sphinx_theme", "myst_parser", "sphinx_gallery", "sphinx_design", "numpydoc", "matplotlib")
+NEEDED += ("scipy", "sklearn")
 pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason='the extra "docs" is not installed')
 
 
