@@ -73,7 +73,7 @@ class Chain(Series):
 
     @lazy
     def _network(self) -> Network:
-        """The layers in place, and the programs that are kept. Raises ValueError where the input's shape is not known."""
+        """The declared layers, and the programs that are kept. Raises ValueError if the shape of the input is unknown."""
         if self._input_shape is None and not self.layers:
             raise ValueError("`input_shape` is needed: a chain without layers does not fix the shape of its input")
         if self._input_shape is None:

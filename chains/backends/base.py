@@ -162,7 +162,7 @@ class Backend(ABC):
         """
 
     def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix | None:
-        """A copy of a matrix on the host that machine code changes; None where the backend has no such code."""
+        """A copy of a matrix on the host that machine code changes; None if the backend has no such code."""
         return None
 
     def choose(self, program: Program) -> Backend:
@@ -170,11 +170,11 @@ class Backend(ABC):
         return self
 
     def fallback(self, program: Program) -> str | None:
-        """The reason, a sentence, why `choose` gives a program to a slower backend; None where it does not."""
+        """The reason, a sentence, why `choose` gives a program to a slower backend; None if it does not."""
         return None
 
     def unsupported(self, program: Program) -> str | None:
-        """The reason why the backend cannot run a program, a sentence with operation and layer; None where it can."""
+        """The reason why the backend cannot run a program, a sentence with operation and layer; None if it can."""
         unknown = (operation for operation in program.operations if type(operation) not in self.lowered)
         return next((cannot_run(self.name, operation) for operation in unknown), None)
 
@@ -202,7 +202,7 @@ class Backend(ABC):
         return aligned(nbytes)
 
     def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable | None:
-        """``function(*ins, *outs)``, the fastest way to call a small program; None where the backend has none.
+        """``function(*ins, *outs)``, the fastest way to call a small program; None if the backend has none.
 
         The function takes arrays with the type and shape of the program's buffers of these names, inputs also of the type
         in `ins`; None for an output makes a fresh array. It returns the value as a float, if the program has one, and the
@@ -212,7 +212,7 @@ class Backend(ABC):
         return None
 
     def single(self, program: Program, arrays: Arrays, ins: Sequence[str], outs: Sequence[str]) -> Single | None:
-        """A program bound for single samples and one thread; None where the backend has nothing faster than batch calls.
+        """A program bound for single samples and one thread; None if the backend has nothing faster than batch calls.
 
         `arrays` are the arrays of all buffers that are in neither `ins` nor `outs`.
         """
@@ -244,7 +244,7 @@ class Backend(ABC):
         return None
 
     def matrix_shape(self, n: int) -> tuple[int, int] | None:
-        """The rows and the row length of the matrix that the program of a model fills for `fits`; None where there are none."""
+        """The rows and the row length of the matrix that the program of a model fills for `fits`; None if there are none."""
         return None
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
@@ -258,7 +258,7 @@ class Backend(ABC):
     def join(self, comm: object) -> None:  # noqa: B027 - most need nothing
         """Make ready for programs that sum over the processes of a duplicate of a communicator, all of which call this.
 
-        Raises ValueError, on all of them, where one cannot.
+        Raises ValueError, on all of them, if one cannot.
         """
 
     def running(self) -> AbstractContextManager[object]:

@@ -231,7 +231,7 @@ def _replaces(operation: Operation, view: View) -> bool:
 
 
 def _merged(view: View) -> View | None:
-    """Rows as a matrix, with a row for each sample, direction and position; None where they cannot be seen as one."""
+    """Rows as a matrix, with a row for each sample, direction and position; None if that is impossible."""
     if view.ndim == 2:
         return view
     if view.contiguous:

@@ -321,7 +321,7 @@ def linear_parts(
 ) -> list[Series | Linear]:
     """Each output of a formula: a series if it contains no cotangent, else a sum of products of cotangents and series.
 
-    Raises ValueError where an output is not linear in the cotangents.
+    Raises ValueError if an output is not linear in the cotangents.
     """
     one: Series = {ZERO: as_expr(1.0)}
     known: list[Series] = [{} if adjoint else each for adjoint, each in zip(is_adjoint, inputs, strict=True)]

@@ -418,7 +418,7 @@ class Declaration:
         return any(each.layer.may_fail for each in self.all)
 
     def check_series(self) -> None:
-        """Raise NotImplementedError where this layer, or a part of it, has no second derivatives and series."""
+        """Raise NotImplementedError if this layer, or a part of it, has no second derivatives and series."""
         for each in self.all:
             if not each.layer.has_series:
                 raise NotImplementedError(

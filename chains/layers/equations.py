@@ -186,7 +186,7 @@ def _sum_of_products(factors: Any, cotangents: Sequence[Any]) -> Any:
 
 
 def _scaled(factor: Expr, cotangent: Any) -> Any:
-    """A product; None where it is zero."""
+    """A product; None if it is zero."""
     if factor.operation != "const":
         return factor * cotangent
     return None if factor.value == 0.0 else cotangent if factor.value == 1.0 else factor.value * cotangent

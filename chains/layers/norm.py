@@ -249,7 +249,7 @@ def inverse_root(variance: Any) -> Any:
 
 
 def channels_first(channels: int, input: SampleShape) -> int:
-    """The number of positions of a sample (channels, ...). Raises ValueError where its first length is another."""
+    """The number of positions of a sample (channels, ...). Raises ValueError if its first length is different."""
     if input[:1] != (channels,):
         hint = "; the channels are the first axis, not the last" if input[-1:] == (channels,) else ""
         raise ValueError(f"`channels` (={channels}) must be the first length of the input's shape {input}{hint}")

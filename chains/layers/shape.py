@@ -244,7 +244,7 @@ class Pad(Layer):
 
 
 def _for_each_axis(name: str, values: tuple[Any, ...], shape: SampleShape) -> tuple[Any, ...]:
-    """The setting for each axis but the channels. Raises ValueError where there are not as many."""
+    """The setting for each axis but the channels. Raises ValueError if their number is different."""
     axes = len(shape) - 1
     if axes < 1 or len(values) not in (1, axes):
         raise ValueError(

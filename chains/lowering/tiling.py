@@ -17,7 +17,7 @@ MIN_LARGE_ELEMENTS = 1 << 17  # fewest elements of the operand without samples i
 
 
 def whole_on_tiles(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]] | None:
-    """The operations on samples and the operations done once; None where one on samples must wait for the whole batch."""
+    """The operations on samples and the operations done once; None if one on samples must wait for the whole batch."""
     tiled: list[Operation] = []
     once: list[Operation] = []
     for operation in operations:

@@ -225,7 +225,7 @@ def train(
 def _check_trained(network: Network, p: Any, seed: Any, optimizer: Any, comm: Any) -> tuple[np.ndarray, Any, list[Optimizer]]:
     """These arguments of train: `p`, the seed or a list of seeds, and a list of one optimiser or one for each member.
 
-    Raises TypeError or ValueError where they do not fit.
+    Raises TypeError or ValueError if they do not fit.
     """
     if not ensembles.is_ensemble(p):
         p, seed = arguments.check_trained(p, network.n_params), arguments.check_seed(seed)

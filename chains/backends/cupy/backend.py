@@ -52,8 +52,8 @@ class DeviceBackend(Backend):
     def compile(self, program: Program, batch: int = 1, aligned: bool = True) -> Compiled:
         """The commands of a program and the source of its kernels, compiled the first time.
 
-        Arrays of which some do not begin at multiples of 16 bytes have separate ones, without vectors and without a library for
-        convolutions; so have loops of which a block takes more samples.
+        There are separate commands, without vectors and without a library for convolutions, for arrays that do not begin at
+        multiples of 16 bytes, and for loops with more samples in a block.
         """
         samples = loop_samples(batch) if self.fused is not False and has_loops(program) else 0
         key = aligned, samples
@@ -114,7 +114,7 @@ class DeviceBackend(Backend):
         return DeviceMemberFeed(self.device, compiled, batch, arrays, sources, orders, own)
 
     def of_one_block(self, program: Program, batch: int, sources: Arrays) -> FusedProgram | None:
-        """The program as the kernel of one block on data in the GPU's memory; None where it is not to be."""
+        """The program as the kernel of one block on data in the GPU's memory, or None."""
         compiled = self.commands(program, batch)
         here = all(self.device.owns(array) for array in sources.values())
         return compiled if here and isinstance(compiled, FusedProgram) and compiled.tiling.alone else None

@@ -106,7 +106,7 @@ class DeviceBinding(Binding):
 
 
 def as_graph(device: Device, work: Sequence[Work]) -> Work:
-    """The work as one graph, or as one before and one after each part that is not to be captured."""
+    """The work as one graph, or as one before and one after each part that must not be captured."""
     groups = [(alone, list(group)) for alone, group in groupby(work, lambda each: isinstance(each, Uncaptured))]
     parts = [each for alone, group in groups for each in (group if alone else [_captured(device, group)])]
     return parts[0] if len(parts) == 1 else _one_by_one(parts)
@@ -116,7 +116,7 @@ def _captured(device: Device, work: Sequence[Work]) -> Work:
     """The work as one graph. If it cannot be captured, a RuntimeWarning says why, and each part is started alone."""
     try:
         return device.capture(work)
-    except Exception:  # whatever a library raises: the work can be done without a graph
+    except Exception:  # any error of a library: the work can be done without a graph
         text = f"{len(work)} commands cannot be captured as a CUDA graph, and are started one by one, which takes longer"
         warnings.warn(f"{text}:\n{traceback.format_exc()}", RuntimeWarning, stacklevel=2)
     device.refused["graph"] += 1
@@ -140,7 +140,7 @@ def launch(
     address: Callable[[Buffer], int],
     more: Sequence[int] = (),
 ) -> Work | None:
-    """The work of a launch at a batch size; None where there is none. `number` converts the arguments, `more` are the last."""
+    """The work of a launch at a batch size, or None. `number` converts the arguments, `more` are the last ones."""
     grid = step.grid(batch)
     if grid is None:
         return None
@@ -152,8 +152,8 @@ def launch(
 def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) -> dict[str, Array]:
     """The caller's arrays and the constants by name. Missing arrays are made: 1 / batch, and uninitialised ones.
 
-    How other processes are reached is for the host, and stays there; where it is missing, there are none. Raises ValueError for
-    an array that does not fit its buffer: kernels would read and write out of bounds.
+    The communicator stays on the host; without it there are no other processes. Raises ValueError for an array that does not
+    fit its buffer: kernels would read and write out of bounds.
     """
     result = dict(arrays)
     for name, array in arrays.items():

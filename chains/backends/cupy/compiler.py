@@ -51,10 +51,10 @@ MIN_WIDE_ELEMENTS = 1 << 30  # from this array size on, kernels use 64-bit indic
 
 
 class Compiled:
-    """The commands of a program, the source of their kernels, and the scratch memory they need; for any batch size.
+    """The commands of a program, the source of their kernels, and their scratch memory, for any batch size.
 
-    `convolutions` is a library for convolutions, where it can do them. `aligned`: whether all arrays begin at multiples of 16
-    bytes. `loops`: how blocks go through all steps of a loop in one launch, if they may.
+    `convolutions` is a library for convolutions, if it can do them. `aligned`: whether all arrays begin at multiples of 16
+    bytes. `loops`: the share of a block in a loop as one launch, if allowed.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Compiled:
         self.source = source or Source()
         self._library = convolutions
         self.commands: list[Command] = []
-        self.origins: list[tuple[Command, Sequence[Operation]]] = []  # commands, and what operations they do or help to do
+        self.origins: list[tuple[Command, Sequence[Operation]]] = []  # commands, with the operations that they belong to
         self._sizes: dict[Buffer, Callable[[int], int]] = {}  # elements of this backend's own scratch buffers
         self._aligned = aligned
         self._advancing: dict[tuple[Buffer, tuple[int, ...]], Buffer] = {}
@@ -94,7 +94,7 @@ class Compiled:
         return plan_scratch(Lifetime(b, self.elements(b, batch) * b.dtype.itemsize, False, *life) for b, life in used.items())
 
     def at(self, batch: int) -> Iterator[tuple[Command, tuple[int, ...]]]:
-        """The launches and products at a batch size, each with the current steps of the loops around it."""
+        """The launches and products at a batch size, each with the current steps of the enclosing loops."""
         return unrolled(untiled(self.commands, batch))
 
     def elements(self, buffer: Buffer, batch: int) -> int:
@@ -108,7 +108,7 @@ class Compiled:
         buffers = {buffer for command in self.commands for buffer in (*command.reads, *command.writes)}
         return self.source.text(max((self.elements(buffer, batch) for buffer in buffers), default=0) >= MIN_WIDE_ELEMENTS)
 
-    # Scratch of the backend's own
+    # Scratch of this backend
 
     def _like(self, view: View) -> View:
         """Scratch shaped like a view, the batch outermost in memory."""
@@ -131,7 +131,7 @@ class Compiled:
         return [each for operation in given for each in self._prepared(operation)]
 
     def _loop(self, operation: Loop) -> list[Command]:
-        """The steps of a loop, in one launch where that pays.
+        """The steps of a loop, in one launch if that pays.
 
         Otherwise, all views of a buffer in its body that advance by the same steps become views of one stand-in buffer. All
         steps are done, even those that may be left out: a graph's launches are known before its first step.
@@ -212,7 +212,7 @@ class Compiled:
         return pointers.launch(self.source, "map", body, grid, block=(THREADS // width, 1), label=", ".join(labels))
 
     def _begins(self, view: View, multiple: int) -> bool:
-        """Whether a view begins, at every step of the loops around, at such a multiple of elements from an aligned address."""
+        """Whether a view begins, at every step of the enclosing loops, at a multiple of elements from an aligned address."""
         moves = self.advances[view.buffer][1] if view.buffer in self.advances else ()
         return self._aligned and not any(each % multiple for each in (view.offset, *moves))
 
@@ -224,7 +224,7 @@ class Compiled:
         return lower(self, operation)
 
     def _update_rows(self, operation: UpdateRows) -> list[Command]:
-        """Update all rows: a GPU's memory is fast, and steps would wait for each other while single rows are found."""
+        """Update all rows: a GPU's memory is fast, and a search for single rows would serialise the steps."""
         return self._body(operation.in_parts())
 
     def _reduce(self, operation: Reduce) -> list[Command]:

@@ -62,9 +62,9 @@ MIN_LOSSES = 1 << 13  # steps of a call on the same batch that there is room for
 class DeviceFeed(Feed):
     """Many steps of a bound program on data in the GPU's memory. Only the order and the losses are transferred.
 
-    Where one block does a whole step, one launch does all steps of a call. Otherwise each step is a launch of the graph; a
-    call then does all its steps, even after a loss that is not finite. After `cycle` steps, if given, the device counts from
-    0 again.
+    If one block does a whole step, one launch does all steps of a call. Otherwise each step is a launch of the graph; a call
+    then does all its steps, even after a loss that is not finite. After `cycle` steps, if given, the device counts from 0
+    again.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ ALIGNMENT = 256  # bytes that a member's scratch begins at a multiple of
 
 
 class DeviceMemberFeed(MemberFeed):
-    """All members in one launch, by the program that one block does alone: a member has the bits that it would have alone.
+    """All members in one launch of the program of a single block: a member has the bits that it would have alone.
 
     Every array that a step writes has a row for each member; so has scratch that does not fit into shared memory.
     """

@@ -29,7 +29,7 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
-SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as it has room for
+SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as fit
 
 
 class Sums:
@@ -96,7 +96,7 @@ def adding(source: Source, sums: Sums, parts: Buffer, blocks: Callable[[int], in
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set that steps take samples from, by the numbers in `order`: the kernel's names for both."""
+    """A data set from which steps take samples by the numbers in `order`: the kernel's names for both."""
 
     name: str
     order: str
@@ -104,7 +104,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Layout:
-    """The units of a kernel in groups between barriers, and where in shared memory buffers lie."""
+    """The units of a kernel in groups between barriers, and the places of buffers in shared memory."""
 
     tiled: list[list[Unit]]
     once: list[list[Unit]]
@@ -141,7 +141,7 @@ def fused_program(
 
 
 class FusedProgram(Compiled):
-    """The commands of a program at the batch sizes that are shared out in the same way."""
+    """The commands of a program at batch sizes with the same division."""
 
     def __init__(self, program: Program, tiling: Tiling, room: int, aligned: bool = True) -> None:
         self.tiling = tiling
@@ -229,7 +229,7 @@ class FusedProgram(Compiled):
         return tuple(shared)
 
     def _may_be_shared(self, buffer: Buffer) -> bool:
-        """Results are written where they belong, but for single numbers."""
+        """Results are written to their buffers, except single numbers."""
         if buffer in self._sums.spans and not self.tiling.alone:
             return False
         return buffer.role == "input" if buffer.batched else buffer.role != "output" or buffer.size == 1
@@ -242,7 +242,7 @@ class FusedProgram(Compiled):
     ) -> tuple[Mapping[Buffer, int], int]:
         """Offsets in shared memory, and its size.
 
-        Buffers of one tile, and those in `passing`, are there as long as they are used, all others throughout.
+        Buffers of one tile, and those in `passing`, have a place as long as they are used, all others throughout.
         """
         used: dict[Buffer, tuple[int, int]] = {}
         for number, group in enumerate(groups):
@@ -276,7 +276,7 @@ class FusedProgram(Compiled):
     # The kernels
 
     def _kernel(self, layout: Layout) -> Launch:
-        """The kernel for tiles of samples; one block alone also does what is done once."""
+        """The kernel for tiles of samples; one block alone also does the operations that are done once."""
         pointers = Pointers()
         lines = [*self._start(layout, pointers), *self._step(layout, pointers), *self._back(layout, pointers, ())]
         return pointers.launch(
@@ -354,7 +354,7 @@ class FusedProgram(Compiled):
         return [*lines, *phase_lines(phases(block.units))]
 
     def _step(self, layout: Layout, pointers: Pointers) -> list[str]:
-        """All tiles of the block; where one block does all, also the operations that are done once a step."""
+        """All tiles of the block; if one block does all, also the operations that are done once a step."""
         tile = self.tiling.tile
         tiles = []
         for buffer, name in layout.names.items():

@@ -1,8 +1,8 @@
 """Training on data in host memory: batches are copied to the GPU while it computes.
 
-The host gathers a batch in pinned memory; a separate queue copies it; the main queue computes. Each batch uses one of two
-slots in pinned memory and on the GPU, and events mark when a slot may be filled again. So at most two batches are under way,
-and a step in steady state allocates nothing.
+The host gathers a batch in pinned memory; a separate queue copies it; the main queue computes. Each batch uses one of two slots
+in pinned memory and on the GPU, and events mark when a slot may be filled again. So at most two batches are in progress, and a
+step in steady state allocates nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NVIDIA's libraries, loaded where CuPy finds them; and matrix products by cuBLAS.
+"""NVIDIA's libraries, loaded from the same places as CuPy's; and matrix products by cuBLAS.
 
 cuBLAS is called through ctypes, so that a step allocates nothing and can be captured in a graph. Its matrices are column-major:
 out.T = b.T @ a.T is computed. Values of enumerations are those of cublas_api.h of cuBLAS 12.9, and of library_types.h.
@@ -20,7 +20,7 @@ from chains.backends.cupy.device.interface import Gemm
 
 @cache
 def loaded(name: str) -> ctypes.CDLL:
-    """NVIDIA's library of this name, such as "cublas" or "cublasLt". Raises ValueError where it is missing."""
+    """NVIDIA's library of this name, such as "cublas" or "cublasLt". Raises ValueError if it is missing."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -34,13 +34,13 @@ def loaded(name: str) -> ctypes.CDLL:
 
 
 def load_for_cudnn() -> None:
-    """Load the libraries that cuDNN asks for by name alone, so that it finds those of CuPy, wherever they are installed."""
+    """Load the libraries that cuDNN opens by name only, so that it finds those of CuPy in any place."""
     for name in ("cudart", "nvrtc", "cublasLt", "cublas"):
-        with suppress(ValueError):  # one that CuPy lacks may still be where cuDNN looks
+        with suppress(ValueError):  # cuDNN may still find one that CuPy lacks
             loaded(name)
 
 
-WORKSPACE_BYTES = 32 << 20  # what cuBLAS recommends for the largest GPUs
+WORKSPACE_BYTES = 32 << 20  # cuBLAS's recommendation for the largest GPUs
 
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # CUDA_R_32F, CUDA_R_64F
 COMPUTE = {"float32": 68, "tf32": 77}  # CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
@@ -75,7 +75,7 @@ class Cublas:
         )  # fmt: skip
 
     def start(self, call: tuple[Any, ...], stream: int, workspace: int, nbytes: int) -> None:
-        """Start a product. Setting the stream forgets the workspace, which is therefore set anew.
+        """Start a product. Setting the stream drops the workspace, so it is set again.
 
         The handle, which takes memory, is made by the first product: no thread has to make one while it captures a graph.
         """

@@ -25,7 +25,7 @@ from chains.support.memory import Array
 
 
 class CudaDevice(Device):
-    """The current CUDA device, with the settings of its backend. Raises ValueError where there is no GPU to use."""
+    """The current CUDA device, with the settings of its backend. Raises ValueError if there is no GPU."""
 
     _lock = threading.Lock()  # of all devices, which share the stream for capturing
 
@@ -95,7 +95,7 @@ class CudaDevice(Device):
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
-        if shared:  # more than 48 kB, those of the text among them, have to be asked for
+        if shared:  # more than 48 kB, including those of the text, must be requested
             kernel.max_dynamic_shared_size_bytes = shared
         return partial(kernel, grid, block, tuple(arguments), shared_mem=shared)
 
@@ -207,8 +207,8 @@ class CudaQueue(Queue):
 
 @cache
 def _streams(number: int) -> tuple[Any, ...]:
-    """The streams of the current device, which has this number: the stream for all work, whatever the precision, and those
-    that nothing else waits for: for capturing graphs, and for copies to the GPU.
+    """The streams of the current device, which has this number: one for all work in any precision, and two that nothing else
+    waits for: for capturing graphs, and for copies to the GPU.
     """
     import cupy
 
@@ -216,7 +216,7 @@ def _streams(number: int) -> tuple[Any, ...]:
 
 
 def usable_cupy() -> Any:
-    """The module `cupy`. Raises ValueError, saying what is missing, where it is not installed or finds no GPU."""
+    """The module `cupy`. If it is not installed or finds no GPU, raises ValueError with the missing part."""
     try:
         import cupy
     except ImportError as error:

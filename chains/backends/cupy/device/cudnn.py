@@ -1,7 +1,7 @@
 """Convolutions by cuDNN, through NVIDIA's front end `cudnn` (the package nvidia-cudnn-frontend).
 
 An operation graph holds one convolution. It is built once for each shape, and the plan chosen for it is kept. Its workspace is
-part of a program's scratch. What cuDNN has no plan for is left to the backend's own kernels and products.
+part of a program's scratch. Convolutions without a plan are left to the backend's own kernels and products.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OLDEST = 90000  # version of cuDNN itself
 NEEDS = "`convolutions` (='cudnn') needs"
 INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 with cupy-cuda13x)"
 WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, not measured on a GPU
-ALIGNMENT = 16  # bytes: where the front end expects every tensor to begin
+ALIGNMENT = 16  # bytes: the alignment of every tensor in the front end
 
 TYPES = {np.dtype(np.float32): "FLOAT", np.dtype(np.float64): "DOUBLE"}
 # Notes of plans with fewer bits than float32, by precision, and of plans that may give other bits the next time.
@@ -44,9 +44,9 @@ class Planned:
 
 
 class Cudnn:
-    """The plans of a device's convolutions: the first of cuDNN's ranking, or the fastest where the settings say `tune`.
+    """The plans of a device's convolutions: the first of cuDNN's ranking, or the fastest with the setting `tune`.
 
-    Where they name cuDNN, it warns of what it leaves to other kernels.
+    If the settings name cuDNN, it warns about convolutions that it leaves to other kernels.
     """
 
     def __init__(self, device: Device, module: Any, settings: Cupy) -> None:
@@ -59,18 +59,18 @@ class Cudnn:
         return f"cuDNN {self._module.backend_version()} through nvidia-cudnn-frontend {self._module.__version__}"
 
     def workspace(self, convolution: Convolution) -> int | None:
-        """Bytes of workspace that the convolution needs, None where cuDNN does not do it."""
+        """The bytes of workspace for the convolution; None if cuDNN does not do it."""
         plan = self._plan(convolution)
         return None if plan is None else plan.workspace
 
     def work(self, convolution: Convolution, addresses: tuple[int, ...], workspace: int) -> Work:
-        """What starts the convolution of x, w and y at these addresses."""
+        """The work that starts the convolution of x, w and y at these addresses."""
         plan = self._plan(convolution)
         assert plan is not None
         return partial(self._start, plan, dict(enumerate(addresses, 1)), workspace)
 
     def _open(self) -> dict[str, Any]:
-        """What graphs are built for: the current device, by a handle."""
+        """The handle of the current device, for which graphs are built."""
         return {"handle": self._module.create_handle()}
 
     def _start(self, plan: Planned, pointers: dict[int, int], workspace: int) -> None:
@@ -173,9 +173,9 @@ def _span(shape: Sizes, strides: Sizes) -> int:
 
 
 def chosen(device: Device, settings: Cupy) -> Cudnn | None:
-    """cuDNN for a device, None where convolutions are done without it: by choice, or where it is optional and cannot be used.
+    """cuDNN for a device; None if it was not chosen, or is optional and cannot be used.
 
-    Raises ValueError, saying what is missing, where cuDNN was chosen.
+    If cuDNN was chosen and cannot be used, raises ValueError with the missing part.
     """
     if settings.convolutions == "own":
         return None
@@ -192,7 +192,7 @@ def chosen(device: Device, settings: Cupy) -> Cudnn | None:
 
 
 def usable_cudnn() -> Any:
-    """The module `cudnn`. Raises ValueError, saying what is missing, if it or cuDNN itself cannot be used."""
+    """The module `cudnn`. If it or cuDNN itself cannot be used, raises ValueError with the missing part."""
     load_for_cudnn()
     try:
         import cudnn

@@ -1,4 +1,4 @@
-"""What the backend needs of a GPU, so that tests can put something else in its place."""
+"""The interface between the backend and a GPU, so that tests can replace the GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Uncaptured:
 
 @dataclass(frozen=True)
 class Convolution:
-    """One of the three operations at a batch size; `result` is what is computed: 0 for x, 1 for w, 2 for y.
+    """One of the three operations at a batch size; `result` is the computed array: 0 for x, 1 for w, 2 for y.
 
     Shapes and strides, in elements, are those of the images x (batch, channels, height, width), the kernels w (outputs,
     channels / groups, height, width) and the output y, or of their gradients.
@@ -64,18 +64,18 @@ class Convolutions(Protocol):
     """A library for convolutions on a device."""
 
     def workspace(self, convolution: Convolution) -> int | None:
-        """Bytes of workspace that the convolution needs, None where the library does not do it."""
+        """The bytes of workspace for the convolution; None if the library does not do it."""
 
     def work(self, convolution: Convolution, addresses: tuple[int, ...], workspace: int) -> Work:
-        """What starts the convolution of x, w and y at these addresses."""
+        """The work that starts the convolution of x, w and y at these addresses."""
 
 
 class Event(ABC):
-    """A place in a queue: where it was recorded last. One that was never recorded is not waited for."""
+    """A position in a queue: that of the last record. Waiting for an event without a record returns immediately."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Stop the host until the queue has come there."""
+        """Stop the host until the queue has reached it."""
 
 
 class Queue(ABC):
@@ -95,10 +95,10 @@ class Queue(ABC):
 
 
 class Device(Memory):
-    """A GPU, its memory and the order of its work: everything in `main`, in the order it was asked for.
+    """A GPU, its memory and the order of its work: everything runs in `main`, in the order of the calls.
 
-    `to_device` is for copies meanwhile. `refused` counts lists of work that could not be captured.
-    `convolutions` is the library for these, None where the backend's own kernels and products do them.
+    `to_device` is for simultaneous copies. `refused` counts lists of work that could not be captured. `convolutions` is the
+    library for convolutions; None if the backend's own kernels and products do them.
     """
 
     refused: Counter[str]
@@ -106,7 +106,7 @@ class Device(Memory):
     main: Queue
     to_device: Queue
 
-    shared_bytes: int  # the most shared memory that a block may have, with what its kernel declares
+    shared_bytes: int  # the largest shared memory of a block, including that of its kernel's text
 
     @abstractmethod
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -116,30 +116,30 @@ class Device(Memory):
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0
     ) -> Work:
-        """What launches the kernel; `shared` bytes of shared memory in addition to those that its text declares."""
+        """The work that launches the kernel, with `shared` bytes of shared memory in addition to those of its text."""
 
     @abstractmethod
     def product(self, gemm: Gemm) -> Work:
-        """What starts the product."""
+        """The work that starts the product."""
 
     @abstractmethod
     def join(self, comm: Any) -> None:
         """Make ready to sum over the processes of a duplicate of a communicator, all of which call this.
 
-        Raises ValueError, on all of them, where one cannot.
+        Raises ValueError, on all of them, if one cannot.
         """
 
     @abstractmethod
     def all_reduce(self, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int) -> Work:
-        """What starts the sum of `count` numbers over all processes, from one address to another or the same.
+        """The work that starts the sum of `count` numbers over all processes, from one address to another or the same.
 
-        The `words` of the communicator (`chains.support.communicator`) are read whenever the work starts; all processes
-        start it in one order. Where they name none, it is a copy.
+        The `words` of the communicator (`chains.support.communicator`) are read whenever the work starts; all processes start
+        it in one order. If they name no communicator, it is a copy.
         """
 
     @abstractmethod
     def capture(self, work: Sequence[Work]) -> Work:
-        """What does all this work in one go. Raises what the work raises, and RuntimeError where no graph can be made."""
+        """The work as one graph. Raises the errors of the work, and RuntimeError if no graph can be made."""
 
     @abstractmethod
     def running(self) -> AbstractContextManager[object]:
@@ -147,11 +147,11 @@ class Device(Memory):
 
     @abstractmethod
     def current_stream(self) -> int:
-        """The stream that work started now goes to, as CUDA's handle."""
+        """CUDA's handle of the stream for work that starts now."""
 
     @abstractmethod
     def seconds(self, work: Work, repeats: int = 5) -> float:
-        """How long the work takes on the device: the shortest of `repeats` times, after a first one."""
+        """The time of the work on the device: the shortest of `repeats` times, after a first run."""
 
     @abstractmethod
     def event(self) -> Event:
@@ -159,11 +159,11 @@ class Device(Memory):
 
     @abstractmethod
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised array of the host that queues can copy from and to. Raises MemoryError where there is no room.
+        """An uninitialised array of the host that queues can copy from and to. Raises MemoryError if there is no room.
 
-        It may be given to others as soon as it is let go of, whatever queues still do with it.
+        Its memory may be reused as soon as it is released, even if queues still use it.
         """
 
     @abstractmethod
     def room(self) -> int:
-        """How many more bytes the GPU can hold."""
+        """The number of free bytes of the GPU."""

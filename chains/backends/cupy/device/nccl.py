@@ -15,14 +15,14 @@ import numpy as np
 
 from chains.support.communicator import communicator_in, handle_of
 
-_KEYS: list[int] = []  # the key by which a communicator of MPI says that it has one of NCCL's
+_KEYS: list[int] = []  # the key that marks a communicator of MPI with one of NCCL's
 _JOINED: dict[int, Any] = {}  # NCCL's communicators, by the handles of MPI's
 
 
 def join(cupy: Any, comm: Any) -> None:
     """Make NCCL's communicator for the processes of a duplicate of MPI's, all of which call this; once for each.
 
-    Raises ValueError, on all processes, where CuPy has no NCCL on one of them, or two have the same GPU.
+    Raises ValueError, on all processes, if CuPy has no NCCL on one of them, or two have the same GPU.
     """
     if not _KEYS:
         _KEYS.append(sys.modules["mpi4py.MPI"].Comm.Create_keyval(delete_fn=_leave))
@@ -54,7 +54,7 @@ def join(cupy: Any, comm: Any) -> None:
 
 
 def library() -> Any:
-    """CuPy's module for NCCL. Raises ImportError where it has none."""
+    """CuPy's module for NCCL. Raises ImportError if it has none."""
     from cupy.cuda import nccl
 
     if not getattr(nccl, "available", False):
@@ -68,7 +68,7 @@ def _leave(comm: Any, key: int, handle: int) -> None:
 
 
 def all_reduce(cupy: Any, words: np.ndarray, dtype: np.dtype[Any], count: int, source: int, target: int, stream: int) -> None:
-    """Start, on a stream, the sum of `count` numbers over the processes of a communicator; a copy where `words` name none."""
+    """Start, on a stream, the sum of `count` numbers over the processes of a communicator; a copy if `words` name none."""
     handle = communicator_in(words)
     if handle is not None:
         nccl = library()

@@ -1,6 +1,6 @@
-"""What one block of threads does, as loops that its threads share, with barriers between those that depend on each other.
+"""The work of one block of threads, as loops that its threads share, with barriers between dependent loops.
 
-Where a buffer lies, in the block's shared memory or not, is decided elsewhere: here it has a name.
+Other modules decide whether a buffer is in the block's shared memory: here it has a name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chains.program.view import Batch, Buffer, Extent, View
 
 THREADS = 512  # of a block
 TERMS_PER_THREAD = 16  # a thread's share of a long sum at least, and the parts of one that a thread adds up
-READS_AT_ONCE = 8  # numbers that a thread reads before it stores anything, where many are only moved or mapped
+READS_AT_ONCE = 8  # numbers that a thread reads before it stores anything, in copies and maps of many numbers
 
 Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
 
@@ -33,8 +33,8 @@ Stored = Callable[[Buffer], bool]  # whether a result is needed in memory
 class Unit:
     """A loop that the threads share: `body` for each number `i` below `count`, which is `most` for a full tile.
 
-    `results` are the type and the variable of what the body computes, and where to store it, found by `place`. With them, a
-    thread reads for several numbers before it stores anything, rather than waiting for memory each time.
+    `results` are the type and the variable of the body's result, and its place, found by `place`. With them, a thread reads the
+    operands of several numbers before it stores anything, instead of waiting for memory each time.
     """
 
     count: str
@@ -51,7 +51,7 @@ class Unit:
         return list(dict.fromkeys(view.buffer for view in (*self.reads, *self.writes)))
 
     def waits_for(self, other: Unit) -> bool:
-        """Whether the other must be finished before this one begins."""
+        """Whether the other unit must be finished before this one begins."""
         pairs = [(a, b) for a in other.writes for b in (*self.reads, *self.writes)]
         pairs += [(a, b) for a in other.reads for b in self.writes]
         return any(overlap(a, b) for a, b in pairs)
@@ -117,7 +117,9 @@ def barriers(groups: Sequence[Sequence[Unit]]) -> int:
 
 
 def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
-    """All of them, a barrier after each group. Within one, a unit begins with the threads that the one before left idle."""
+    """All units, with a barrier after each group. Within a group, a unit begins with the threads that the unit before left
+    idle.
+    """
     lines: list[str] = []
     for group in groups:
         first = 0
@@ -129,7 +131,7 @@ def phase_lines(groups: Sequence[Sequence[Unit]]) -> list[str]:
 
 
 class Block:
-    """Collects `units` that touch a tile of up to `tile` samples, or, where `whole`, of all samples.
+    """Collects `units` on a tile of up to `tile` samples or, if `whole`, of all samples.
 
     `shared` are buffers in shared memory. Scratch of samples is there too, except for buffers in `global_`.
     """
@@ -155,15 +157,15 @@ class Block:
         return buffer in self.shared or (buffer.role == "scratch" and buffer.batched and buffer not in self.global_)
 
     def pointers(self) -> Pointers:
-        """Names of buffers, which take down what one unit touches."""
+        """Names of buffers, which record the buffers of one unit."""
         return Pointers(self.names)
 
     def length(self, extent: Extent) -> int:
-        """The length of an axis, at most."""
+        """The largest length of an axis."""
         return length(extent, self.tile)
 
     def add(self, unit: Unit, pointers: Pointers, views: Sequence[View]) -> None:
-        """A unit that touches those of the views whose buffers the `pointers` were asked for."""
+        """Add a unit on the views whose buffers the `pointers` have named."""
         views = list(dict.fromkeys(views))
         unit.reads = [view for view in views if view.buffer in pointers.read]
         unit.writes = [view for view in views if view.buffer in pointers.written]
@@ -177,7 +179,7 @@ class Block:
         self.add(Unit(count, buffer.size * samples, lines, results=results), pointers, [whole(buffer)])
 
     def hoisted(self, run: Run, pointers: Pointers, out: View | None = None) -> tuple[list[str], dict[View, str]]:
-        """Statements that read, once for all elements, the single numbers a run needs, but for `out`, which it begins with."""
+        """Statements that read, once for all elements, the single numbers of a run, except `out`, with which it begins."""
         lines: list[str] = []
         known: dict[View, str] = {}
         if run.operations and not run.scalar:
@@ -190,7 +192,7 @@ class Block:
         return lines, known
 
     def result(self, operation: Operation, pointers: Pointers, place: str, total: str) -> str:
-        """The statement that stores a result, which adds to that of the tiles before where it is a sum over the samples."""
+        """The statement that stores a result; a sum over the samples is added to that of the tiles before."""
         (out,) = operation.outs
         at = f"{pointers(out.buffer, write=True)}[{place}]"
         if operation.sums_over_batch and not self.whole:
@@ -204,7 +206,7 @@ class Block:
     def ending(
         self, operation: Operation, run: Run, stored: Stored, pointers: Pointers, space: Indexing
     ) -> tuple[list[str], list[str]]:
-        """Statements before the loop, and those that deal with ``total``, an element of the operation's result, and the run."""
+        """Statements before the loop, and those for ``total``, an element of the operation's result, and the run."""
         (out,) = operation.outs
         place = space.index_of(out)
         if not run.operations:
@@ -257,6 +259,6 @@ class Block:
 
 
 def whole(buffer: Buffer) -> View:
-    """All of a buffer, without regard to its axes."""
+    """All elements of a buffer, without its axes."""
     extent = Batch(buffer.size) if buffer.batched else buffer.size
     return View(buffer, (extent,), (1,))

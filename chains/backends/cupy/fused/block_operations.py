@@ -1,7 +1,7 @@
 """Operations by one block of threads, on a tile of samples or on arrays without samples.
 
-In matrix products, each thread has a few rows and columns of the result in registers. A thread's rows are as many rows apart as
-there are threads along the rows, so that neighbouring threads read neighbouring numbers. If an operand allows it, four float32
+In matrix products, each thread has a few rows and columns of the result in registers. The distance between a thread's rows is
+the number of threads along the rows, so neighbouring threads read neighbouring numbers. If an operand allows it, four float32
 or two float64 numbers are read in one instruction. For few results with long sums, several threads share a result.
 """
 
@@ -97,7 +97,7 @@ def vector_width(view: View) -> int:
 
 
 def product(block: Block, operation: MatMul, run: Run, stored: Stored) -> None:
-    """The unit, or where threads share results the two, for a product and the elementwise `run` on its result."""
+    """The unit for a product and the elementwise `run` on its result; two units if threads share results."""
     (out,), (a, b) = operation.outs, operation.ins
     (rows, columns), inner = out.shape, a.shape[1]
     sizes = (block.length(rows), block.length(columns), block.length(inner))
@@ -176,7 +176,7 @@ def _side(block: Block, view: View, extent: Extent, inner: Extent, count: int) -
 
 
 def blocking(rows: int, columns: int, inner: int) -> tuple[int, int, int]:
-    """Rows and columns of the result for each thread, and threads that share a result: what should take the fewest cycles.
+    """Rows and columns of the result for each thread, and threads that share a result, with the fewest estimated cycles.
 
     An estimate: in each step of the sum a thread reads its rows and columns, and multiplies them.
     """
@@ -197,7 +197,7 @@ def blocking(rows: int, columns: int, inner: int) -> tuple[int, int, int]:
 
 
 def ready(operation: Operation, like: Callable[[View], View]) -> list[Operation]:
-    """The operation as those that a block can do: no product writes where it reads. `like` makes scratch shaped like a view."""
+    """The operation as operations of a block: no product overwrites its operands. `like` makes scratch shaped like a view."""
     parts = [operation]
     if isinstance(operation, MatMul) and operation.outs[0].buffer in [view.buffer for view in operation.ins]:
         parts = prepared(operation, like)
@@ -252,7 +252,7 @@ def elementwise(block: Block, run: Run, stored: Stored) -> None:
 
 
 def reduce(block: Block, operation: Reduce, run: Run, stored: Stored, along: Run) -> None:
-    """A thread for each result, or, where there are few results of many terms, several that add a part of it.
+    """A thread for each result; for few results of many terms, several threads that each add a part.
 
     The elementwise `run` computes the terms, unless it is empty; `along` continues with the results.
     """
@@ -300,7 +300,7 @@ def reduce(block: Block, operation: Reduce, run: Run, stored: Stored, along: Run
 
 
 def random(block: Block, operation: Random) -> None:
-    """As everywhere, numbers of the batch's elements, of which the tile's may begin within a round of the generator."""
+    """Random numbers of the batch's elements; those of the tile may begin within a round of the generator."""
     (out,), (key,) = operation.outs, operation.ins
     space, pointers = Space(out.shape, [out], kept="e"), block.pointers()
     state, into = pointers(key.buffer), pointers(out.buffer, write=True)
@@ -326,7 +326,7 @@ def random(block: Block, operation: Random) -> None:
 
 
 def follows(block: Block, first: Operation, before: Sequence[Operation], operation: Operation) -> bool:
-    """Whether an operation can go along with the `first`, a product or a sum, element by element, after those `before` it.
+    """Whether an operation can be fused with the `first`, a product or a sum, element by element, after those `before` it.
 
     A sum over the samples is not known before all tiles are done.
     """

@@ -1,4 +1,4 @@
-"""A loop as one launch: each block takes samples through all of its steps, with what they share in shared memory.
+"""A loop as one launch: each block takes samples through all of its steps, with common arrays in shared memory.
 
 It serves recurrent networks that do not fit into one kernel as a whole. Products for all steps together, before and after the
 loop, are the library's, and arrays with an entry for each step are in the GPU's memory. Weights that the steps
@@ -27,7 +27,7 @@ VECTOR = 16  # bytes that a thread reads in one instruction at most
 
 @dataclass(frozen=True)
 class LoopShare:
-    """How loops are done: `samples` of a block, and its `room` in bytes of shared memory.
+    """The share of a block in a loop: its `samples`, and its `room` in bytes of shared memory.
 
     `forced`: wherever possible, not only where it is expected to take less time than a graph.
     """
@@ -43,7 +43,7 @@ def has_loops(program: Program) -> bool:
 
 
 def suits(operation: Loop) -> bool:
-    """Whether a block can take samples through the whole loop, which must compute nothing but numbers of samples."""
+    """Whether a block can take samples through the whole loop, which may compute only numbers of samples."""
     if operation.depth or operation.zeros or not supported(operation):
         return False
     return all(view.batched for view in operation.outs)
@@ -67,7 +67,7 @@ class LoopKernel:
         self._lay_out(share.samples)
         while self.nbytes > share.room and self.tile > 1:
             self._lay_out(policy.even(self.tile // 2))
-        while self.nbytes > share.room and self._weights:  # the largest are read where they are
+        while self.nbytes > share.room and self._weights:  # the largest are read in place
             self._weights.popitem()
             self._lay_out(1)
 
@@ -100,7 +100,7 @@ class LoopKernel:
     # The contents of shared memory
 
     def _of_samples(self, elsewhere: Callable[[Buffer], bool]) -> dict[Buffer, Buffer]:
-        """The place of each buffer of samples that has no entry for each step; its own where it is of no use elsewhere."""
+        """The place of each buffer of samples that has no entry for each step; a separate one if it is not used elsewhere."""
         found: dict[Buffer, Buffer] = {}
         for buffer, views in _by_buffer(self._body).items():
             if buffer.batched and not any(view.loop_strides for view in views):
@@ -109,13 +109,13 @@ class LoopKernel:
         return found
 
     def _of_all(self) -> dict[View, View]:
-        """The place of each view of what all samples share, the smallest first."""
+        """The place of each view that all samples share, the smallest first."""
         views = [view for each in self._body for view in each.ins if not view.batched]
         found = {view: _copied(view, self._loop) for view in dict.fromkeys(views)}
         return dict(sorted(found.items(), key=lambda pair: pair[1].buffer.size))
 
     def _shared(self, view: View) -> View:
-        """The view, in shared memory where it has a place there."""
+        """The view, in shared memory if it has a place there."""
         if view in self._weights:
             return self._weights[view]
         return replace(view, buffer=self._states.get(view.buffer, view.buffer))
@@ -183,7 +183,7 @@ class LoopKernel:
         )  # fmt: skip
 
     def _pointers(self, pointers: Pointers) -> tuple[list[str], list[str]]:
-        """Where the buffers lie: those that are the same for every tile, and those of a tile."""
+        """The places of the buffers: those that are the same for every tile, and those of a tile."""
         fixed, moving = [], []
         written = {view.buffer for unit in (self._repetition, *self._kept) for view in unit.writes}
         for buffer, name in self._names.items():
@@ -200,10 +200,10 @@ class LoopKernel:
 
 
 def _copied(view: View, loop: Loop) -> View:
-    """A place for a view of what all samples share: the axes in the same order in memory, without gaps but for one.
+    """A place for a view that all samples share: the axes in the same order in memory, without gaps except one.
 
-    Rows of matrices lie an odd number of vectors apart, so that threads that read vectors of neighbouring rows at the same time
-    find them in different banks.
+    Rows of matrices are an odd number of vectors apart, so threads that read vectors of neighbouring rows at the same time find
+    them in different banks.
     """
     whole, width = view.over(loop.depth, loop.steps), VECTOR // view.dtype.itemsize
     strides, size = [0] * whole.ndim, 1

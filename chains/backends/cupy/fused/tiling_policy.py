@@ -13,11 +13,11 @@ from chains.lowering.tiling import whole_on_tiles
 from chains.program.program import Program
 
 MAX_BLOCKS = 132  # at most: one for each multiprocessor of a large GPU
-MIN_BLOCK_SAMPLES = 8  # samples for a block at least, where there are several
+MIN_BLOCK_SAMPLES = 8  # samples for a block at least, if there are several blocks
 MAX_ONE_BLOCK_OPERATIONS = 1 << 20  # operations up to which one block does the batch
 MAX_TILE_SAMPLES = 256  # samples of a tile
 
-# What takes as long as the threads of a block from one barrier to the next, about 0.4 us.
+# Each takes as long as the threads of a block from one barrier to the next, about 0.4 us.
 BARRIERS_PER_LAUNCH = 3  # a launch in a graph
 OPERATIONS_PER_BARRIER = 100_000  # operations of products that a block does
 LIBRARY_OPERATIONS_PER_BARRIER = 200_000  # those that the library does for a block's share of the samples, on the whole GPU
@@ -27,7 +27,7 @@ GLOBAL_BYTES_PER_BARRIER = 20_000  # bytes that it reads from the second-level c
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a batch is shared out: in tiles of up to `tile` samples, to one block `alone`, and then as a `single` tile."""
+    """The division of a batch: tiles of up to `tile` samples, one block `alone`, and then perhaps a `single` tile."""
 
     tile: int
     alone: bool
@@ -46,7 +46,7 @@ def suits(program: Program) -> bool:
 
 
 def samples_each(program: Program, batch: int) -> int:
-    """How many samples a block takes: all of them where one block does it."""
+    """The number of samples of a block: all of them for a single block."""
     outs = [view for operation in program.operations for view in operation.outs if view.batched]
     work = program.flops() + 4 * sum(view.sample_size for view in outs)
     if batch * work <= MAX_ONE_BLOCK_OPERATIONS:
@@ -55,18 +55,18 @@ def samples_each(program: Program, batch: int) -> int:
 
 
 def loop_samples(batch: int) -> int:
-    """How many samples a block takes through a loop: as few as may be, since steps wait for each other."""
+    """The number of samples that a block takes through a loop: as few as possible, since steps wait for each other."""
     return even(-(-batch // MAX_BLOCKS))
 
 
 def tiling_of(program: Program, batch: int) -> Tiling:
-    """A block's samples in as few tiles as may be, one as large as the other."""
+    """A block's samples in as few tiles as possible, of equal size."""
     each = samples_each(program, batch)
     pieces = -(-each // MAX_TILE_SAMPLES)
     return Tiling(even(-(-each // pieces)), each == batch, each == batch and pieces == 1)
 
 
 def even(samples: int) -> int:
-    """The next number with no more than three binary digits that count, so that many batch sizes share a kernel."""
+    """The next number with at most three significant binary digits, so that many batch sizes share a kernel."""
     unit = 1 << max(0, samples.bit_length() - 3)
     return -(-samples // unit) * unit

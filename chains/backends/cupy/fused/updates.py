@@ -5,9 +5,9 @@
     ...                            ...
     p = p - g * rate               p = p - g * rate, for the rest of the vector
 
-So a step reads and writes each parameter once, and that part of the gradient is never stored. It works wherever one tile has
-all samples, for whatever is done to the vector element by element, such as momentum, moments or a penalty's part. What reads
-the whole gradient, such as its norm, stands between the two, and all stays as it is.
+So a step reads and writes each parameter once, and that part of the gradient is never stored. It works if one tile has all
+samples, for all elementwise operations on the vector, such as momentum, moments or a penalty's part. If an operation between
+the two reads the whole gradient, such as its norm, nothing is fused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def in_one_pass(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _soonest(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations, before all others those that are no sample's and wait for none."""
+    """The operations; those without samples that depend on none come first."""
     first: list[Operation] = []
     others: list[Operation] = []
     for operation in operations:
@@ -47,7 +47,7 @@ def _soonest(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _vector_run(operations: Sequence[Operation]) -> tuple[Run, list[Operation], list[Operation]]:
-    """The run on whole vectors that begins here, or an empty one; what may as well come before it; and the rest."""
+    """The run on whole vectors that begins here, or an empty one; the operations that may come before it; and the rest."""
     run, between = Run(), list[Operation]()
     for at, operation in enumerate(operations):
         if is_flat(operation) and (not run.operations or run.takes(operation)):
@@ -69,7 +69,7 @@ def is_flat(operation: Operation) -> bool:
 
 
 def _movable(before: Sequence[Operation], run: Run, between: Sequence[Operation]) -> list[Operation]:
-    """The sums over samples that may be done where the run is, by place; of those at one place, the last."""
+    """The sums over samples that may move to the run, by place; of several at one place, the last."""
     chosen: list[Operation] = []
     passed = [*between]
     for operation in reversed(before):
@@ -95,7 +95,7 @@ def _together(run: Run, a: Operation, b: Operation) -> bool:
 
 
 def _gives(operation: Operation, run: Run) -> bool:
-    """Whether the operation sums, over the samples, a part of a vector that the run reads, and reads nothing it writes."""
+    """Whether the operation sums, over the samples, a part of a vector that the run reads, and reads no result of the run."""
     if not isinstance(operation, MatMul | Reduce) or not operation.sums_over_batch or operation.accumulates:
         return False
     (out,) = operation.outs

@@ -1,8 +1,8 @@
 """Convolutions of many channels as matrix products: the kernels times the patches of the images.
 
-The patches, a row for each entry of a window and a column for each sample and position, are many times larger than the
-images. So they are made for a few samples at a time, in scratch of bounded size. Nothing is added in an order that
-could change: each element of an input's gradient collects what it took part in.
+The patches, a row for each entry of a window and a column for each sample and position, are many times larger than the images.
+So they are made for a few samples at a time, in scratch of bounded size. The order of additions is fixed: each element of an
+input's gradient collects its contributions.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MAX_ROWS = 65_535  # of blocks in a grid
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
-# Entries of the kernels from which on a product pays: estimates, not measured on a GPU. The kernel for the gradient of kernels
-# needs 30 instructions a multiplication (counted in machine code), a product less than one.
+# The number of kernel entries above which a product pays: estimates, not measured on a GPU. The kernel for the gradient of
+# kernels needs 30 instructions a multiplication (counted in machine code), a product less than one.
 MIN_PRODUCT_ELEMENTS: dict[type[AnyConvolution], int] = {Convolve: 1 << 12, ConvolveInput: 1 << 12, ConvolveWeight: 1 << 6}
 
 
@@ -136,8 +136,8 @@ class Lowering:
     def _gather_patches(self) -> Callable[[Part], Command]:
         """patches[k, s, position] = the pixel that entry k of the window sees there, 0 in the padding.
 
-        A thread takes neighbouring positions of a row through all entries of the window in one channel: their pixels in a row
-        of the image are read once, and it divides once for all of them.
+        A thread takes neighbouring positions of a row through all entries of the window in one channel: it reads their pixels
+        in a row of the image once, and divides once for all of them.
         """
         pointers, window, x = Pointers(), self.operation.window, self.x
         (rows, columns), (height, width) = window.size, concrete(self.y.shape, 1)[2:]
@@ -191,7 +191,7 @@ class Lowering:
         return self._launch("move", self.outputs, self.positions // lanes, pointers, body)
 
     def _fold(self) -> Callable[[Part], Command]:
-        """dx[s, c, h, w] = the sum of the patches' entries that were this pixel, in the order of the window."""
+        """dx[s, c, h, w] = the sum of the patches' entries from this pixel, in the order of the window."""
         pointers, x = Pointers(), self.x
         into, patches = pointers(x.buffer, write=True), pointers(self.patches)
         _, channels, height, width = concrete(x.shape, 1)
@@ -212,7 +212,7 @@ class Lowering:
         return self._launch("fold", channels, height * width, pointers, body)
 
     def _lanes(self, width: int, *views: View) -> int:
-        """How many neighbours along rows of this length a vector has in all views, which begins at a multiple of that."""
+        """The number of neighbours along rows of this length in a vector of all views, which begins at a multiple of it."""
         count = VECTOR_BYTES // self.x.dtype.itemsize
         while count > 1 and not (width % count == 0 and all(_is_whole(view, count, self.begins) for view in views)):
             count //= 2

@@ -1,4 +1,4 @@
-"""Convolutions of few channels as sums over the window, with one thread a result; and what kernels on images share."""
+"""Convolutions of few channels as sums over the window, with one thread a result; and helpers of kernels on images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def one_each(source: Source, pointers: Pointers, view: View, body: list[str], hi
 
 
 def entries(window: Window, x: View, y: View, body: list[str]) -> list[str]:
-    """`body` for each entry (kh, kw) of the window at the output position (h, w) that lies within the image, at (ih, iw)."""
+    """`body` for each entry (kh, kw) of the window at the output position (h, w) that is within the image, at (ih, iw)."""
     (rows, columns), (top, left) = window.size, (window.padding[0][0], window.padding[1][0])
     return [
         f"for (int kh = 0; kh < {rows}; ++kh) {{",

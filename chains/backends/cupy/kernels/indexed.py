@@ -27,7 +27,7 @@ NUMBERS_PER_ROUND = 8  # random numbers that one round of the generator makes
 
 
 def random(source: Source, operation: Random) -> list[Command]:
-    """A thread makes eight numbers at a time, those of one counter, of which samples before the operation's may have some."""
+    """A thread makes the eight numbers of one counter; some may belong to samples before those of the operation."""
     (out,), (key, *first) = operation.outs, operation.ins
     space, pointers = Space(out.shape, [out], kept="e"), Pointers()
     state, into = pointers(key.buffer), pointers(out.buffer, write=True)
@@ -73,7 +73,7 @@ EACH = 4  # numbers that a thread looks at, at a time
 
 
 def scatter_add(source: Source, operation: ScatterAdd) -> list[Command]:
-    """Each row has one block, which adds what belongs to it in order: the same sums every time, with no atomics.
+    """Each row has one block, which adds its entries in order: the same sums every time, without atomics.
 
     The threads of a block look at `EACH` numbers each, and list in shared memory, in order, those of the block's rows. Then
     each thread goes through that list for its column.

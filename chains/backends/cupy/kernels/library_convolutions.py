@@ -1,4 +1,4 @@
-"""Convolutions of a program that the device's library does, cuDNN for example, at batch sizes for which it has a plan.
+"""Convolutions by the device's library, such as cuDNN, at batch sizes for which it has a plan.
 
 A library takes arrays that begin at multiples of 16 bytes, which parameters in a flat vector rarely do. Others are copied to
 scratch and back.
@@ -35,7 +35,7 @@ class Convolved(Command):
 def lowered(
     operation: AnyConvolution, library: Convolutions, temporary: Temporary, otherwise: Callable[[Temporary], list[Command]]
 ) -> list[Command]:
-    """The convolution by the library at batch sizes for which it has a plan, at others by the commands of `otherwise`."""
+    """The convolution by the library at batch sizes for which it has a plan; at others by the commands of `otherwise`."""
     views = parts(operation)
     result = 2 if isinstance(operation, Convolve) else 0 if isinstance(operation, ConvolveInput) else 1
 
@@ -61,7 +61,7 @@ def lowered(
 
 
 def with_operands(operations: Sequence[Operation], scratch: Callable[[View], View]) -> list[Operation]:
-    """The operations with copies before and after convolutions, of the arrays that the library cannot take where they are."""
+    """The operations with copies before and after convolutions, for arrays that the library cannot take in place."""
     result: list[Operation] = []
     copied: dict[View, View] = {}  # the copies that are up to date
     for operation in operations:

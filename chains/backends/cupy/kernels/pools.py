@@ -39,7 +39,7 @@ _RELU = trace(lambda x: maximum(x, 0.0)).instructions
 @dataclass(frozen=True)
 class PoolRun(Operation):
     """A pool with the operations before and after it; `outs` are stored. `chosen` gets the number of each window's entry that
-    equals the result, the first of several, and the number of entries where there is none.
+    equals the result, the first of several, and the number of entries if there is none.
     """
 
     pool: Pool
@@ -62,7 +62,7 @@ class PoolInputRun(Operation):
 
 
 def with_pool_runs(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations of a whole program, with pools and the operations around them made one."""
+    """The operations of a whole program, with pools fused with the operations around them."""
     runs = _Runs(operations)
     return [new for position, old in enumerate(operations) for new in runs.replaced.get(position, [old])]
 
@@ -73,7 +73,7 @@ def is_tiled(pool: Pool) -> bool:
 
 
 class _Runs:
-    """What takes the place of operations, by position."""
+    """The replacements of operations, by position."""
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self._given = operations
@@ -129,9 +129,9 @@ class _Runs:
         return found, used
 
     def _pullbacks(self, pool: Pool, position: int, relus: Collection[int]) -> list[int]:
-        """The pullbacks of the pool, if all that they need to know of its input and output is each window's choice.
+        """The pullbacks of the pool, if they need only each window's choice of its input and output.
 
-        `relus`: where the operations are that go along and do y = relu(y). What these change, no pullback passes on.
+        `relus`: the positions of fused operations y = relu(y). No pullback passes a gradient to entries that these change.
         """
         (y,), (x,) = pool.outs, pool.ins
         found = []
@@ -161,7 +161,7 @@ class _Runs:
         return (found, run) if any(x in each.outs for each in run) else ([], [])
 
     def _run_up_to(self, out: View, position: int) -> tuple[list[int], list[Operation]]:
-        """The elementwise operations right before a position that compute `out`: where they are, and they on images."""
+        """The elementwise operations right before a position that compute `out`: their positions, and their form on images."""
         found: list[int] = []
         run: list[Operation] = []
         for k in range(position - 1, -1, -1):
@@ -210,7 +210,7 @@ class _Runs:
 
 
 def _itself(y: View) -> Copy:
-    """What stands for the operation that computes y, at the beginning of a run."""
+    """The placeholder of the operation that computes y, at the beginning of a run."""
     return Copy((y,), (y,))
 
 
@@ -229,12 +229,12 @@ def _is_relu(operation: Operation, y: View) -> bool:
 
 
 def _spoils(operation: Operation, pool: Operation) -> bool:
-    """Whether the operation writes what other threads of the pool's kernel read."""
+    """Whether the operation writes elements that other threads of the pool's kernel read."""
     return any(overlap(out, view) for out in operation.outs for view in pool.ins)
 
 
 def _as_images(operation: Operation, like: View) -> Operation | None:
-    """The operation with axes (sample, channel, row, column), None where it is on another shape than `like`.
+    """The operation with axes (sample, channel, row, column); None if its shape differs from that of `like`.
 
     Signals have no rows.
     """
@@ -247,7 +247,7 @@ def _as_images(operation: Operation, like: View) -> Operation | None:
 
 
 def _as_image(view: View, ndim: int, like: View) -> View:
-    """The view with `ndim` axes, and one of length 1 for missing rows; `like`, where it has the same elements."""
+    """The view with `ndim` axes, and one of length 1 for missing rows; `like` if it has the same elements."""
     missing = ndim - view.ndim
     shape, strides = (1,) * missing + view.shape, (0,) * missing + view.strides
     if ndim == 3:
@@ -258,7 +258,7 @@ def _as_image(view: View, ndim: int, like: View) -> View:
 
 
 def _without_ones(view: View) -> tuple[object, ...]:
-    """What decides which elements a view has: two are equal in all that counts where these are."""
+    """The facts that decide the elements of a view: equal facts mean equal elements."""
     moving = tuple(0 if extent == 1 else stride for extent, stride in zip(view.shape, view.strides, strict=True))
     return view.buffer, view.shape, moving, view.offset, view.loop_strides
 
@@ -343,7 +343,7 @@ def pool_run(source: Source, operation: PoolRun) -> list[Command]:
 
 
 def pool_input(source: Source, operation: PoolInput) -> list[Command]:
-    """A thread for each element of the input goes through the windows it is in, and asks each whether it gets a share."""
+    """A thread for each element of the input takes its share of the gradient of each window with this element."""
     (dx,), (dy, *rest) = operation.outs, operation.ins
     pointers, kind, window = Pointers(), ctype(dx.dtype), operation.window
     share = number(pointers, dy, "n", "c", "oh", "ow")
@@ -369,7 +369,7 @@ def _part_of(operation: PoolInput, dx: View, share: str) -> str:
 
 
 def _by_entry(source: Source, pointers: Pointers, operation: PoolInput, each: list[str], label: str) -> list[Command]:
-    """A thread for each element of the input, which goes through the windows it is in."""
+    """A thread for each element of the input, over all windows with it."""
     (dx,), dy = operation.outs, operation.ins[0]
     kind = ctype(dx.dtype)
     body = [
@@ -381,7 +381,7 @@ def _by_entry(source: Source, pointers: Pointers, operation: PoolInput, each: li
 
 
 def pool_input_run(source: Source, operation: PoolInputRun, temporary: Temporary) -> list[Command]:
-    """A thread for each window, or for each element of the input where windows overlap."""
+    """A thread for each window, or for each element of the input if windows overlap."""
     pooling, chosen, total = operation.pool, operation.chosen, operation.total
     (dx,), dy = pooling.outs, pooling.ins[0]
     pointers, window = Pointers(), pooling.window
@@ -409,7 +409,7 @@ def pool_input_run(source: Source, operation: PoolInputRun, temporary: Temporary
 
 
 def _tiles(window: Window, dx: View) -> tuple[int, int]:
-    """How many steps of the window lie over the input, along each axis."""
+    """The number of steps of the window over the input, along each axis."""
     rows, columns = (
         -(-(length + window.padding[k][0]) // window.stride[k]) for k, length in enumerate(concrete(dx.shape, 1)[2:])
     )
@@ -452,7 +452,7 @@ def _window_filled(operation: PoolInputRun, tiles: tuple[int, int], pointers: Po
 
 
 def _is_entry(window: Window, chosen: bool) -> str:
-    """Whether row a and column b of the step of a window are an entry of it; the `chosen` one, where there is one."""
+    """Whether row a and column b of the step of a window are an entry of it; with `chosen`, the chosen entry."""
     conditions = []
     for name, size, stride, over in zip("ab", window.size, window.stride, window.dilation, strict=True):
         if over > 1 and size > 1:
@@ -492,6 +492,6 @@ HELPERS.append(INSIDE)
 
 
 def _inside(window: Window, x: View, axis: int, position: str) -> str:
-    """How many entries of the window, along an axis, are no padding."""
+    """The number of entries of the window, along an axis, that are not padding."""
     numbers = window.stride[axis], window.dilation[axis], window.size[axis], window.padding[axis][0], x.shape[2 + axis]
     return f"inside((int){position}, {', '.join(map(str, numbers))})"

@@ -1,4 +1,4 @@
-"""Matrix products for cuBLAS, in place, on views that are copied only where neither axis is dense; and many small products."""
+"""Matrix products by cuBLAS, in place, on views that are copied only if neither axis is dense; and many small products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADD = trace(lambda a, b: a + b)
 
 
 def prepared(operation: MatMul, scratch: Callable[[View], View]) -> list[Operation]:
-    """The product with copies, through scratch, of what cuBLAS cannot take as it is."""
+    """The product, with copies to scratch of views that cuBLAS cannot take directly."""
     (out,), (a, b) = operation.outs, operation.ins
     before: list[Operation] = []
     if matrix(a) is None:
@@ -55,7 +55,7 @@ def product(operation: MatMul) -> Product:
 
 
 def matrix(view: View) -> Matrix | None:
-    """How cuBLAS reads the view, None where it cannot."""
+    """The view as a matrix of cuBLAS; None if that is impossible."""
     (rows, columns), (down, right) = view.shape, view.strides
     if (right == 1 or columns == 1) and _fits(down, columns, rows):
         return Matrix(view, max(down, _length(columns)), False)

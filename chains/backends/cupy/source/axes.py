@@ -1,4 +1,4 @@
-"""Iteration spaces: which element of each view a thread works on."""
+"""Iteration spaces: the element of each view that a thread works on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def extent_text(extent: Extent) -> str:
 
 
 def count_text(axes: Sequence[Axis]) -> str:
-    """How many elements there are, as C."""
+    """The number of elements, as C."""
     fixed = math.prod(axis.extent for axis in axes if isinstance(axis.extent, int))
     grows = [extent_text(axis.extent) for axis in axes if isinstance(axis.extent, Batch)]
     return " * ".join([*grows, str(fixed)] if fixed != 1 or not grows else grows)
 
 
 def count(axes: Sequence[Axis], batch: int) -> int:
-    """How many elements there are at a batch size."""
+    """The number of elements at a batch size."""
     return math.prod(length(axis.extent, batch) for axis in axes)
 
 
@@ -34,7 +34,7 @@ def length(extent: Extent, batch: int) -> int:
 
 
 class Space:
-    """The elements of a shape, and where `views`, which broadcast to it, have each of them.
+    """The elements of a shape, and their places in `views`, which broadcast to it.
 
     The axes fall into those that are kept and those that are `reduced`; the variables `kept` and `inner` are the
     numbers of an element along the first and along the second.

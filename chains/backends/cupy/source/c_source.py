@@ -1,4 +1,4 @@
-"""How CUDA C writes types and numbers.
+"""Types and numbers in CUDA C.
 
 The text of kernels is valid C and C++. So tests compile the same kernels with an ordinary C compiler and run them on the
 processor.

@@ -27,7 +27,7 @@ class Kernel:
 
 
 class Command:
-    """One thing that the device is asked to do. `reads` and `writes` say which buffers must be alive."""
+    """One request to the device. `reads` and `writes` are the buffers that must be alive."""
 
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
@@ -38,7 +38,7 @@ class Command:
 class Launch(Command):
     """One launch of a kernel on `buffers`, with the `numbers` and the grid that belong to a batch size.
 
-    Left out at batch sizes for which `grid` gives None.
+    It is left out at batch sizes for which `grid` gives None.
     """
 
     kernel: Kernel
@@ -54,7 +54,7 @@ class Launch(Command):
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand of a product in memory: rows of `leading` elements, where `transposed` the columns."""
+    """An operand of a product in memory: rows of `leading` elements, or columns if `transposed`."""
 
     view: View
     leading: int
@@ -123,13 +123,13 @@ class Repeated(Command):
 
 
 def untiled(commands: Iterable[Command], batch: int) -> Iterator[Command]:
-    """The commands at a batch size, with those of tiled ones in their place."""
+    """The commands at a batch size, with tiled ones replaced by their commands."""
     for command in commands:
         yield from untiled(command.commands(batch), batch) if isinstance(command, Tiled) else (command,)
 
 
 def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Iterator[tuple[Command, tuple[int, ...]]]:
-    """The commands as often as loops repeat them, each with the numbers of the steps of these loops, the outermost first."""
+    """The commands, repeated as in their loops, each with the numbers of the steps of these loops, the outermost first."""
     for command in commands:
         if isinstance(command, Repeated):
             for number in range(command.times):

@@ -43,7 +43,7 @@ class Run:
         return [view for operation in self.operations for view in operation.ins]
 
     def stored(self, stored: Callable[[Buffer], bool]) -> list[View]:
-        """What the run writes to memory."""
+        """The results that the run writes to memory."""
         return [view for view in dict.fromkeys(self.outs) if stored(view.buffer)]
 
     @property
@@ -79,7 +79,7 @@ def run_at(operations: Sequence[Operation], start: int) -> tuple[Run, Reduce | N
 
 
 def feeds(run: Run, reduce: Reduce) -> bool:
-    """Whether the reduction can go along with the run: it sums what the run computes, into memory the run leaves alone."""
+    """Whether the reduction can be fused with the run: it sums results of the run, into memory that the run does not use."""
     (out,), (a,) = reduce.outs, reduce.ins
     if a.shape != run.shape or a not in run.outs or run.scalar or run.kind != ctype(out.dtype):
         return False
@@ -88,7 +88,7 @@ def feeds(run: Run, reduce: Reduce) -> bool:
 
 
 def staged(operation: Operation, scratch: Callable[[View], View]) -> list[Operation]:
-    """The operation, or, where it would overwrite elements that other threads still have to read, two through scratch."""
+    """The operation, or two through scratch if it would overwrite elements that other threads still have to read."""
     if not operation.elementwise or not any(across(out, view) for out in operation.outs for view in operation.ins):
         return [operation]
     places = tuple(scratch(out) for out in operation.outs)
@@ -119,7 +119,7 @@ ELEMENTWISE: dict[type[Operation], Callable[..., Lines]] = {Map: _map, Copy: _co
 
 
 class Indexing(Protocol):
-    """Where elements are, such as a `Space`."""
+    """The places of elements, such as a `Space`."""
 
     def index_of(self, view: View) -> str:
         """The number of the view's element in its buffer, as C."""
@@ -165,7 +165,7 @@ Begins = Callable[[View, int], bool]  # whether a view begins at a multiple of t
 
 
 def lane_count(space: Space, read: Sequence[View], written: Sequence[View], begins: Begins) -> int:
-    """How many neighbouring elements along the last axis a thread takes; 1 where it is one at a time.
+    """The number of neighbouring elements along the last axis that a thread takes, at least 1.
 
     If there are other axes, the length of the last is a multiple of that.
     """
@@ -198,7 +198,7 @@ def _is_whole(space: Space, along: Axis, view: View, count: int, begins: Begins)
 
 
 def read_by(run: Run) -> list[View]:
-    """What the run reads from memory: operands that none of its operations computed before."""
+    """The operands that the run reads from memory: no earlier operation of the run computes them."""
     known: dict[View, bool] = {}
     for operation in run.operations:
         for view in operation.ins:
@@ -259,7 +259,7 @@ class Vector:
 def map_body(
     run: Run, space: Space, begins: Begins, pointers: Pointers, stored: Callable[[Buffer], bool]
 ) -> tuple[int, list[str]]:
-    """How many elements a thread takes at a time, and the body of the kernel for the run."""
+    """The number of elements that a thread takes at a time, and the body of the kernel for the run."""
     kept = space.kept
     width = lane_count(space, read_by(run), run.stored(stored), begins)
     if width == 1:

@@ -1,8 +1,7 @@
 """Sums and maxima without atomics: every number is added in an order that depends on the shapes alone.
 
-A block is `width` results wide and `depth` threads deep: each thread goes through its part of what is summed, and the
-threads of one result then add up in shared memory, pair by pair. Long sums are split among blocks, whose parts
-a second kernel adds.
+A block is `width` results wide and `depth` threads deep: each thread sums its part of the terms, and the threads of one result
+then add up in shared memory, pair by pair. Long sums are split among blocks; a second kernel adds their parts.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from chains.lowering.c_language import converted
 from chains.program.operations import Reduce
 from chains.program.view import Batch, Buffer, View
 
-MIN_THREAD_TERMS = 8  # numbers a thread adds at least, where a sum is split
+MIN_THREAD_TERMS = 8  # numbers that a thread adds at least, if a sum is split
 MIN_BLOCKS = 528  # at least, if there is enough work: four for each multiprocessor of a large GPU
-MAX_THREAD_TERMS = 32  # sums as short as this are a thread's work
+MAX_THREAD_TERMS = 32  # a single thread does sums up to this length
 
 Temporary = Callable[[str, "np.dtype[Any]", Callable[[int], int]], Buffer]  # a name, a type, how many elements
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a reduction is spread: a block is `width` threads wide and `depth` threads deep; long sums are `split`."""
+    """The division of a reduction: a block is `width` threads wide and `depth` threads deep; long sums are `split`."""
 
     width: int
     depth: int
@@ -43,7 +42,7 @@ class Shape:
         return -(-self.results(batch) // self.width)
 
     def parts(self, batch: int) -> int:
-        """How many blocks share a result."""
+        """The number of blocks that share a result."""
         if not self.split:
             return 1
         most = -(-self.terms(batch) // (self.depth * MIN_THREAD_TERMS))
@@ -55,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Terms:
-    """Statements that compute one term, and the variable that holds it then."""
+    """Statements that compute one term, and the variable with its value."""
 
     lines: Sequence[str]
     value: str
@@ -64,7 +63,7 @@ class Terms:
 def reduction(
     source: Source, operation: Reduce, run: Run | None, stored: Callable[[Buffer], bool], temporary: Temporary
 ) -> list[Command]:
-    """The launches for a reduction, of what `run` computes where that is given."""
+    """The launches for a reduction, of the results of `run` if it is given."""
     (out,), (a,) = operation.outs, operation.ins
     missing = a.ndim - out.ndim
     reduced = {k for k in range(a.ndim) if k < missing or out.shape[k - missing] != a.shape[k]}
@@ -139,7 +138,7 @@ def reduce_commands(
 
 
 def _second(source: Source, kind: str, space: Space, first: Shape, partial: Buffer, out: View, label: str) -> Command:
-    """The launch that adds up the parts; left out where there is one."""
+    """The launch that adds up the parts; left out for a single part."""
     shape = Shape(8, 32, first.results, first.parts)
     type_ = ctype(out.dtype)
     pointers = Pointers()
@@ -194,7 +193,7 @@ def join(kind: str, type_: str, a: str, b: str) -> str:
 
 
 def spread(space: Space, a: View | None) -> Shape:
-    """How wide and deep the blocks are: neighbouring threads should read neighbouring numbers."""
+    """The width and depth of the blocks: neighbouring threads should read neighbouring numbers."""
 
     def results(batch: int) -> int:
         return count(space.kept, batch)
