@@ -88,6 +88,7 @@ def test_the_compilers_version_covers_what_it_is_made_of():
         "chains.support.messages",
         "chains.support.checks",
         "chains.support.progress",
+        "chains.support.threads",  # how many run
         *FOREIGN,
     }
 
