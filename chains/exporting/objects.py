@@ -55,7 +55,6 @@ class Objects:
             if thing.name not in public and not thing.is_declaration and thing.name not in KEPT:
                 thing.linkage = "internal"
         passes = llvm.create_new_module_pass_manager()
-        passes.add_ipsccp_pass()
         passes.add_global_dead_code_eliminate_pass()
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
         return machine.emit_object(module)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from threading import Lock
@@ -18,7 +19,7 @@ from chains.backends.native.llvm.target import Processor
 
 # Part of the name of cached code: raise the number whenever the same assembly gives other code.
 PIPELINE = (
-    "3: dead branches removed, loops rotated, global value numbering (passes of level 2 where vectorized), code of level 2"
+    "4: dead branches removed, loops rotated (passes of level 2 where vectorized), code of level 2, without strength reduction"
 )
 
 _locks = {"linking": Lock(), "making": Lock()}
@@ -54,7 +55,8 @@ def machine_code(text: str, functions: Sequence[str], processor: Processor, *, v
         found = _known(name, functions, processor)
         if found is None:
             machine = processor.machine()
-            code = machine.emit_object(optimised(text, machine, vectorize))
+            with strength_reduction(not _has_short_addresses(text, processor)):
+                code = machine.emit_object(optimised(text, machine, vectorize))
             files.store(name, code)
             found = _made[name] = Code(name, code, functions, processor, cached=False)
         return found
@@ -69,7 +71,28 @@ def known_code(name: str, functions: Sequence[str], processor: Processor) -> Cod
 def assembly(text: str, processor: Processor) -> str:
     """The processor's assembly of a module, for people to read."""
     machine = processor.machine()
-    return machine.emit_assembly(optimised(text, machine, vectorize=False))
+    with strength_reduction(not _has_short_addresses(text, processor)):
+        return machine.emit_assembly(optimised(text, machine, vectorize=False))
+
+
+@contextmanager
+def strength_reduction(wanted: bool) -> Iterator[None]:
+    """Whether LLVM replaces products of loop counters by sums, which takes a third of the time that code takes."""
+    if not wanted:
+        llvm.set_option("chains", "-disable-lsr=true")
+    try:
+        yield
+    finally:
+        if not wanted:
+            llvm.set_option("chains", "-disable-lsr=false")  # the option is the process's, and others may use LLVM
+
+
+def _has_short_addresses(text: str, processor: Processor) -> bool:
+    """Whether code is as fast without strength reduction: x86 adds a register and a constant in an address.
+
+    Measured in networks of all kinds; the products of `winograd.py` were a sixth slower.
+    """
+    return processor.kind != "neon" and "@winograd" not in text
 
 
 def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
@@ -80,10 +103,7 @@ def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | 
 
 
 def optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.ModuleRef:
-    """The module after a few passes, which remove repeated addresses and move the tests of loops to their ends.
-
-    Branches that are never taken go first: the time of value numbering grows with the square of their length.
-    """
+    """The module after a few passes, which remove branches that are never taken and move the tests of loops to their ends."""
     module = llvm.parse_assembly(text)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -96,7 +116,6 @@ def optimised(text: str, machine: llvm.TargetMachine, vectorize: bool) -> llvm.M
         passes = llvm.create_new_module_pass_manager()
         passes.add_sccp_pass()
         passes.add_loop_rotate_pass()
-        passes.add_new_gvn_pass()
         passes.add_simplify_cfg_pass()
     passes.run(module, builder)
     return module
