@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import runpy
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
+
+from chains import MultipleShooting
 
 matplotlib = pytest.importorskip("matplotlib", reason="tutorials draw")
 ROOT = Path(__file__).parents[2]
@@ -20,6 +23,7 @@ def test_tutorials_run(path, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ITERATIONS", "20")  # of equations/burgers.py and its neighbours
+    monkeypatch.setattr(MultipleShooting, "fit", partialmethod(MultipleShooting.fit, maxiter=5))
     matplotlib.use("agg")
     try:
         runpy.run_path(str(path), run_name="__main__")

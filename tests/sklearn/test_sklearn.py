@@ -504,6 +504,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("kind", "dtype", "seed"), SETTINGS)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
 def test_random_settings_train_as_in_scikit_learn(kind, dtype, seed):
