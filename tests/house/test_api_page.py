@@ -1,4 +1,4 @@
-"""docs/api.md: every public name is there, every signature is that of the code, every example runs."""
+"""docs/api.md and docs/api/: every public name is there, every signature is that of the code, every example runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from chains.initializers import INITIALIZERS
 from chains.minimize.minimize import minimize
 from chains.network.network import network_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+FOLDER = Path(__file__).parents[2] / "docs"
+FILES = [FOLDER / "api.md", *sorted((FOLDER / "api").glob("*.md"))]
+PAGE = "\n".join(path.read_text() for path in FILES)
 PACKAGE = Path(chains.__file__).parent
 # A row of a table may begin with the signature of something, or with an attribute: `net.init(seed=0)`, `net.n_params`.
 ROWS = re.findall(r"^\| `([\w.]+)(\(.*?\))?`", PAGE, re.MULTILINE)
@@ -177,7 +179,7 @@ HIDDEN = {f"{head}.{name}" for head, names in INSIDE.items() for name in names.s
 def test_every_public_name_is_there():
     names = NAMES | (BEHIND_DOTS - HIDDEN)
     missing = {name for name in names if not mentioned(name)}
-    assert not missing, f"docs/api.md has no row for {', '.join(sorted(missing))}"
+    assert not missing, f"docs/api/ has no row for {', '.join(sorted(missing))}"
     things = {name: found(name) for name in names}
     made = {
         name for name, thing in things.items() if inspect.isroutine(thing) or (inspect.isclass(thing) and thing not in NOT_MADE)
@@ -233,7 +235,7 @@ def test_names_in_quotes():
     real = {name for name in own if name.startswith(("auto", "native", "numpy", "cupy"))}
     for name in [*ACTIVATIONS, *INITIALIZERS, *real]:
         assert f'"{name}"' in PAGE
-    backend_rows = PAGE[PAGE.index("| `backend=` |") :]
+    backend_rows = PAGE[PAGE.index("| `backend=` |") :].split("\n#")[0]
     assert set(re.findall(r'`"([\w-]+)"`', backend_rows)) == real
 
 
@@ -241,22 +243,32 @@ def test_environment_variables():
     assert {name for name, _ in ROWS if name.startswith("CHAINS_")} == VARIABLES
 
 
-def test_links_within_the_page_and_beside_it():
-    headings = {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)}
-    for target in re.findall(r"\]\(([^)]*)\)", re.sub(r"`[^`\n]*`", "", EXAMPLE.sub("", PAGE))):
-        path, _, anchor = target.partition("#")
-        assert (Path(__file__).parents[2] / "docs" / path).exists()
-        assert path or anchor in headings
+def anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", EXAMPLE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-def test_examples_give_what_they_show():
-    """All examples are one session. The rest of the page becomes empty lines, so that failures tell the right line."""
-    text, end = "", 0
-    for block in EXAMPLE.finditer(PAGE):
-        assert block[1].startswith(">>> ")
-        text += "\n" * PAGE.count("\n", end, block.start(1)) + block[1]
-        end = block.end(1)
-    runner = doctest.DocTestRunner()
-    runner.run(doctest.DocTestParser().get_doctest(text, {}, "api.md", "docs/api.md", 0))
-    assert runner.tries > 50
+@pytest.mark.parametrize("page", FILES, ids=lambda path: path.stem)
+def test_links_within_the_page_and_beside_it(page):
+    for target in re.findall(r"\]\(([^)]*)\)", re.sub(r"`[^`\n]*`", "", EXAMPLE.sub("", page.read_text()))):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists()
+        assert not anchor or anchor in anchors(path)
+
+
+@pytest.mark.parametrize("page", FILES[1:], ids=lambda path: path.stem)
+def test_examples_give_what_they_show(page):
+    """A page is one session after the lines of docs/api.md. Its text becomes empty lines: failures tell the right line."""
+    runner, session = doctest.DocTestRunner(), {}
+    for path in (FILES[0], page):
+        content, text, end = path.read_text(), "", 0
+        for block in EXAMPLE.finditer(content):
+            assert block[1].startswith(">>> ")
+            text += "\n" * content.count("\n", end, block.start(1)) + block[1]
+            end = block.end(1)
+        example = doctest.DocTestParser().get_doctest(text, session, path.name, str(path), 0)
+        runner.run(example, clear_globs=False)
+        session = example.globs
+    assert runner.tries > 8
     assert runner.failures == 0

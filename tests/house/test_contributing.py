@@ -69,4 +69,4 @@ def test_the_lists_are_what_all_of_a_kind_touch(heading, things):
 
 def test_what_is_not_listed_is_found():
     assert touched([chains.Conv, chains.MaxPool]) - listed("A new layer")  # what two of them share is no list of all
-    assert "docs/api.md" not in touched([*LAYERS, operations.MatMul])
+    assert "docs/api/layers.md" not in touched([*LAYERS, operations.MatMul])

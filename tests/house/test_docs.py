@@ -20,6 +20,7 @@ PAGES = sorted(
     {
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/api").glob("*.md"),
         *(ROOT / "docs/design").glob("*.md"),
         *(ROOT / "benchmarks").glob("*.md"),
     }
