@@ -27,8 +27,9 @@ myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # `identity`, not its long text
+toc_object_entries_show_parents = "hide"
 autodoc_typehints = "none"  # types stand in the docstrings, as numpydoc has it
-autodoc_default_options = {"members": True}
 numpydoc_show_class_members = False
 
 # What a tutorial needs beyond the extra "docs"; without it, the page shows the code and no results.
@@ -56,6 +57,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "chains"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 html_sidebars = {"index": []}
 html_theme_options: dict[str, Any] = {
@@ -101,9 +103,9 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
 
 def escape_formulas(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Stars, bars and underscores outside code are signs of a formula, as in (batch, *shape) and |x|, and no markup."""
-    pieces = "\n".join(lines).split("`")
+    pieces = re.split(r"(``.*?``|`[^`]*`)", "\n".join(lines), flags=re.DOTALL)
     pieces[::2] = [re.sub(r"([*|]|_\b)", r"\\\1", piece) for piece in pieces[::2]]
-    lines[:] = "`".join(pieces).split("\n")
+    lines[:] = "".join(pieces).split("\n")
 
 
 def visit_math(writer: Any, node: nodes.math | nodes.math_block) -> None:

@@ -288,12 +288,26 @@ class RNN(_Named):
 
     Parameters
     ----------
-    inputs, units, activation
-        As of `RNNCell`.
-    return_sequences, bidirectional, initial_state, checkpoint_every
-        As of `Recurrent`.
+    inputs, units : int
+        The lengths of a step's input and of the state.
+    activation : activation or str
+        Of the state.
+    return_sequences : bool
+        Whether to return the outputs of all steps, (steps, units), instead of the last one, (units,).
+    bidirectional : bool
+        Whether a second cell, with separate parameters, runs from the end to the beginning. Its output follows that of the
+        first along the last axis, whose length is then 2 units.
+    initial_state : str
+        "zeros", or "parameter" for a trained state that starts as zeros.
+    checkpoint_every : int, optional
+        Keep only the state of every k-th step; the pullback repeats the steps between. By default everything is kept.
     weight_init, recurrent_init, bias_init : initializer
-        As of `RNNCell`.
+        Of the weights, (inputs, units), of the recurrent weights, (units, units), and of the bias, (units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     activation = _of_cell("activation")
@@ -319,11 +333,23 @@ class LSTM(_Named):
     Parameters
     ----------
     inputs, units : int
-        As of `LSTMCell`.
-    return_sequences, bidirectional, initial_state, checkpoint_every
-        As of `Recurrent`.
+        The lengths of a step's input and of both states.
+    return_sequences : bool
+        Whether to return the outputs of all steps, (steps, units), instead of the last one, (units,).
+    bidirectional : bool
+        Whether a second cell, with separate parameters, runs from the end to the beginning. Its output follows that of the
+        first along the last axis, whose length is then 2 units.
+    initial_state : str
+        "zeros", or "parameter" for a trained state that starts as zeros.
+    checkpoint_every : int, optional
+        Keep only the state of every k-th step; the pullback repeats the steps between. By default everything is kept.
     weight_init, recurrent_init, bias_init : initializer
-        As of `LSTMCell`.
+        Of the weights, (inputs, 4 units), of the recurrent weights, (units, 4 units), and of the bias, (4 units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     def __init__(
@@ -343,12 +369,27 @@ class GRU(_Named):
 
     Parameters
     ----------
-    inputs, units, reset_after
-        As of `GRUCell`.
-    return_sequences, bidirectional, initial_state, checkpoint_every
-        As of `Recurrent`.
+    inputs, units : int
+        The lengths of a step's input and of the state.
+    reset_after : bool
+        Whether the reset gate is applied after the recurrent product, as in PyTorch and cuDNN. If not, it is applied before the
+        product, as in the paper.
+    return_sequences : bool
+        Whether to return the outputs of all steps, (steps, units), instead of the last one, (units,).
+    bidirectional : bool
+        Whether a second cell, with separate parameters, runs from the end to the beginning. Its output follows that of the
+        first along the last axis, whose length is then 2 units.
+    initial_state : str
+        "zeros", or "parameter" for a trained state that starts as zeros.
+    checkpoint_every : int, optional
+        Keep only the state of every k-th step; the pullback repeats the steps between. By default everything is kept.
     weight_init, recurrent_init, bias_init : initializer
-        As of `GRUCell`.
+        Of the weights, (inputs, 3 units), of the recurrent weights, (units, 3 units), and of the bias, (3 units,).
+
+    Raises
+    ------
+    TypeError, ValueError
+        For settings that are not valid, by name.
     """
 
     reset_after = _of_cell("reset_after")
