@@ -53,13 +53,13 @@ def find(
 ) -> list[Path]:  # fmt: skip
     """The paths of a data set's files, in order, from the first place that has all of them.
 
-    If `folder` is given, it is the only place. Otherwise the places are the folder `name` inside that of the environment
-    variable CHAINS_DATA, the folder `name` in the user's cache (``pooch.os_cache("chains")``), and then a download into that
-    cache from one of the `mirrors` (addresses that end with a slash): file by file, or the `archive` that holds them all, which
-    is unpacked there. Without mirrors, the environment variable decides.
+    If `folder` is given, it is the only place. Otherwise the first place is the folder `name` in the folder that the
+    environment variable CHAINS_DATA names, and the second the folder `name` in the user's cache (``pooch.os_cache("chains")``).
+    Then the files are downloaded into that cache from one of the `mirrors` (addresses that end with a slash), one by one, or in
+    the `archive` of them all, which is unpacked there. Without mirrors, the environment variable decides.
 
-    Raises FileNotFoundError, with the place to put the files, if they are missing and pooch is not installed, ConnectionError
-    if no mirror gave a file with the right hash, and ValueError if an archive lacks a file.
+    Raises FileNotFoundError if the files are missing and pooch is not installed; the message says where to put them. Raises
+    ConnectionError if no mirror gave a file with the right hash, and ValueError if an archive lacks a file.
     """
     if folder is not None:
         found = _all_inside(Path(folder), files)

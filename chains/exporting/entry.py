@@ -34,8 +34,8 @@ BYTE, DOUBLE = Type("i8"), Type("double")
 class Scratch:
     """The scratch memory of a function: the part of fixed size in front, then the part that grows with the number of samples.
 
-    `fixed` and `grown` hold offsets in bytes by the number of a slot in the table of addresses, the latter to be multiplied by
-    the number of samples, rounded up to a multiple of `grain`.
+    `fixed` and `grown` map the number of a slot in the table of addresses to an offset in bytes. Those of `grown` are
+    multiplied by the number of samples, rounded up to a multiple of `grain`.
     """
 
     fixed: dict[int, int]

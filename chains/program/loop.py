@@ -17,9 +17,9 @@ class Loop(Operation):
     """The operations of `body`, in order, repeated `steps` times.
 
     Their views advance with the steps (`View.loop_strides`). Later steps can read the results of earlier ones. A loop inside
-    another has the next `depth`. `outs` are all views that the body writes, `ins` the views whose contents from before the loop
-    it may read, `added` the sums over samples to whose contents from before the loop it adds. Operations that depend on no step
-    are moved out of the loop (`chains.program.hoist`), unless it is `closed`.
+    another has the next `depth`. `outs` are all views that the body writes. `ins` are the views that it may read as they were
+    before the loop, `added` the sums over samples that it adds to. Operations that depend on no step are moved out of the loop
+    (`chains.program.hoist`), unless it is `closed`.
 
     A step may be left out if all elements of `skip_where_zero`, which it reads first, are 0 for all samples that a backend
     takes together. Such a step must not change anything that is read later, so a backend may also run it. If steps may be left

@@ -114,9 +114,9 @@ def get_num_threads() -> int:
     """The largest number of threads of compiled programs: that of `set_num_threads` or `num_threads`, else the default.
 
     The default is CHAINS_NUM_THREADS, else OMP_NUM_THREADS (the first number of a list such as "4,2"), else 1 in worker
-    processes of multiprocessing, else the number of processors that the process may use, by its affinity and by the quotas of
-    its control groups; divided among the processes of a communicator (`comm`) on one machine. It is found at the first request.
-    Raises ValueError unless CHAINS_NUM_THREADS is a whole number from 1 to 64.
+    processes of multiprocessing, else the number of processors that the process may use. Its affinity and the quotas of its
+    control groups limit that number. The processes of a communicator (`comm`) on one machine divide it. The default is found at
+    the first request. Raises ValueError unless CHAINS_NUM_THREADS is a whole number from 1 to 64.
     """
     return _number.current or _number.resolve()
 

@@ -106,8 +106,8 @@ def begin(
 ) -> Start:
     """The start of a run, which continues the run of `resume`, a history or a folder, if any.
 
-    Raises TypeError or ValueError if `resume` is from another network, optimiser or loss, for a history with an invalid state
-    or position, and for a folder without checkpoints, unless this run writes its checkpoints there.
+    Raises TypeError or ValueError if `resume` is from another network, optimiser or loss, or has an invalid state or position.
+    A folder without checkpoints is refused too, unless this run writes its checkpoints there.
     """
     names = names_of(net.layout)
     run = {} if checkpoint is None and resume is None else _identity(net, p, loss, optimizer)

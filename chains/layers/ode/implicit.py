@@ -127,8 +127,8 @@ class ImplicitStages:
     def solve(self, seen: View, state: View, h: Length, inverse: View) -> None:
         """Record the stages of a step from a state, (batch, n).
 
-        `seen`, (batch, stages, features), has the features after the state. Filled are the states of the stages, the last of
-        which is the end of the step, `inverse`, (batch, n, n), the number of stages that have `failed`, and the number of
+        `seen`, (batch, stages, features), has the features after the state. The step fills the states of the stages, the last
+        of which is the end of the step, and `inverse`, (batch, n, n). It counts the stages that have `failed` and the
         iterations `taken`.
         """
         ops, n, later = self.ops, self.n, self.later
