@@ -48,6 +48,19 @@ def test_the_examples_run():
     assert np.isfinite(session["result"].x).all()
 
 
+def test_the_front_page_of_the_site():
+    page = (ROOT / "docs" / "index.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len([line for line in code.splitlines() if line]) <= 7
+    session: dict = {}
+    exec(compile(code, "docs/index.md", "exec"), session)
+    assert session["p"].shape == (49,)
+    assert np.abs(session["y"] - np.sin(session["x"])).max() < 0.1
+    pictures = re.findall(r"_static/[\w./-]+", page)
+    assert len(pictures) == 10
+    assert [name for name in pictures if not (ROOT / "docs" / name).exists()] == []
+
+
 def test_ratios_are_those_of_the_results():
     (sentence,) = re.findall(r"JAX takes (.*?) to (.*?) times as long as chains, PyTorch (.*?) to (.*?) times", README)
     ratios: dict[str, list[float]] = {"JAX scan": [], "PyTorch compile whole step": []}
