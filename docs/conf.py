@@ -43,9 +43,11 @@ shown_only = [name for name, packages in NEEDS.items() if not all(map(find_spec,
 sphinx_gallery_conf = {
     "examples_dirs": "tutorials",
     "gallery_dirs": "auto_tutorials",
-    "subsection_order": ["tutorials/first_steps", "tutorials/models", "tutorials/custom", "tutorials/images", "*"],
+    "subsection_order": ["tutorials/first_steps", "tutorials/models", "tutorials/equations", "tutorials/custom", "*"],
     "filename_pattern": rf"/(?!(?:{'|'.join(shown_only)})\.py)\w+\.py$" if shown_only else r"\.py$",
     "abort_on_example_error": True,
+    "capture_repr": (),  # nothing that a last line of drawing returns
+    "default_thumb_file": str(Path(__file__).parent / "_static" / "cards" / "code.png"),
     "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,

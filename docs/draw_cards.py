@@ -142,6 +142,7 @@ def main() -> None:
         for draw in (curve, bfgs, burgers, hares, fits, sequence, control):
             draw()
         words("export.svg", "model.h  model.c", "model_forward(n, x, p, y)", "model_jacobian(n, x, p, J)")
+        words("code.png", ">>> y = net(x, p)", ">>> y.shape", "(200, 1)")  # of tutorials without a picture
         words("gpu.svg", 'backend="cupy"', "emulated: tested", "on a GPU: unmeasured")
 
 
