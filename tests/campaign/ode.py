@@ -17,9 +17,9 @@ from chains import ODE, Chain, Dense, Equations, Flatten, LayerNorm, MSELoss, Re
 from chains.backends.native import NativeBackend
 from chains.layers.base import Layer
 from tests.campaign import running
+from tests.native.support import INSTRUCTIONS
 
 BATCHES = (1, 2, 3, 5, 8, 9, 17, 33)
-INSTRUCTIONS = ("sse2", "avx2", None)
 EXPLICIT, IMPLICIT = ("euler", "midpoint", "rk4", "tsit5", "leapfrog"), ("kvaerno3", "kvaerno5")
 ACTIVATIONS = ("tanh", "sigmoid", "gelu", "softplus")
 DIFFERENCE = 1e-5  # by which parameters are moved
@@ -129,7 +129,7 @@ def attempt(seed: int, number: int) -> str:
     tolerance = drawn.how.get("rtol", 1e-7 if drawn.implicit else 1e-9)  # an attempt may be judged otherwise by rounding
     repeated = drawn.net("numpy", drawn.every)
     compare(results(repeated, p, first), right, tolerance, f"{drawn}: NumPy, checkpoints")
-    threads, simd = int(rng.integers(1, 3)), INSTRUCTIONS[int(rng.integers(3))]
+    threads, simd = int(rng.integers(1, 3)), rng.choice(INSTRUCTIONS).item()
     backends._BACKENDS["drawn"] = partial(NativeBackend, threads=threads, simd=simd)
     net, what = drawn.net("drawn", drawn.every), f"{drawn}: native, {simd}, {threads} threads, batch {batch}"
     found = results(net, p, first)

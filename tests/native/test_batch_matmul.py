@@ -18,7 +18,7 @@ from chains.backends.native.kernels.matmul import workspace
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.tiles import TILE_ROWS
-from tests.native.support import assert_equal_results, random_arrays, run_on
+from tests.native.support import INSTRUCTIONS, assert_equal_results, random_arrays, run_on
 
 pytestmark = pytest.mark.few(4)
 
@@ -40,7 +40,7 @@ def stacks(sizes, dtype, turned=(False, False), accumulate=False):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("simd", ["sse2", "avx2", None])
+@pytest.mark.parametrize("simd", INSTRUCTIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_stacks_equal_numpy(simd, dtype):
     runner = NativeBackend(threads=1, simd=simd)

@@ -25,8 +25,8 @@ def test_scratch_memory_does_not_grow_with_the_batch():
 
 def test_code_does_not_grow_with_the_steps():
     native = NativeBackend(threads=1)
-    short, long = (native.listing(gradient(steps)) for steps in (2, 150))
-    assert abs(len(long) - len(short)) < 0.02 * len(short)
+    short, long = (native.listing(gradient(steps)) for steps in (75, 150))  # of a few steps, code is chosen by their sizes
+    assert abs(len(long) - len(short)) < 0.01 * len(short)
 
 
 @pytest.mark.skipif(not NativeBackend(threads=1).processor.is_x86, reason="a processor that is not slow at them")
