@@ -18,7 +18,7 @@ from chains.expr import Expr, Formula, as_expr, trace_nodes, where
 from chains.expr.formulas import Replay
 from chains.jets.series import ZERO, Index, Orders, Series, apply, indices, next_result, products
 from chains.program import operations as op
-from chains.program.loop import Loop
+from chains.program.loop import Loop, fills_first
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import Buffer, View, scratch_like
@@ -98,8 +98,35 @@ class Jet:
         self.ops.operations.append(operation)
 
     def _loop(self, loop: Loop) -> None:
-        """A loop, unrolled: otherwise the series of advancing arrays would need a layout for it."""
-        self.record(loop.written_out)
+        """A loop of series, which begins with all coefficients that its arrays have in any step."""
+        self.record(loop.zeros)
+        around, first = self.ops.pop_operations(), self._state
+        body, entry = self._body(loop, first)
+        self.ops.operations = around
+        for buffer, rows in first.written.items():
+            for index in indices(self.orders):
+                if index in entry.written[buffer] - rows:
+                    self.ops.fill(self.row(buffer.whole, index), 0.0)
+        self.ops.operations.append(loop.around(body))
+
+    def _body(self, loop: Loop, first: State) -> tuple[list[Operation], State]:
+        """The operations of any step, and what is written before it: what is before the loop, and after a step."""
+        entry = first
+        while True:
+            self._state = entry
+            self.record(loop.body)
+            body, joined = self.ops.pop_operations(), entry.joined(self._state, loop)
+            if joined == entry:
+                return body, entry
+            entry = joined
+
+    @property
+    def _state(self) -> State:
+        return State(dict(self._written), frozenset(self._adjoints), frozenset(self._zeros))
+
+    @_state.setter
+    def _state(self, state: State) -> None:
+        self._written, self._adjoints, self._zeros = dict(state.written), set(state.adjoints), set(state.zeros)
 
     def _first(self, operation: Operation) -> None:
         """An operation that is linear in its first operand. The winners of a max pool are those of order zero."""
@@ -281,6 +308,31 @@ def _aligned(small: View, large: View) -> View:
     while small.ndim < large.ndim:
         small = small.expand(-1)
     return small
+
+
+@dataclass(frozen=True)
+class State:
+    """What has been written before an operation, as in `Jet`."""
+
+    written: dict[Buffer, set[Index]]
+    adjoints: frozenset[Buffer]
+    zeros: frozenset[Buffer]
+
+    def joined(self, after: State, loop: Loop) -> State:
+        """What has been written before a step of a loop, if this was before the first one and `after` is after it.
+
+        Raises NotImplementedError for a cotangent in one of them that is another array in the other one.
+        """
+        changed = self.adjoints ^ after.adjoints
+        begun = {buffer for buffer in changed if buffer in self.written and buffer not in self.zeros}
+        for buffer in begun:
+            if not fills_first(loop.body, buffer):
+                raise NotImplementedError(f"`{buffer.name}` is a cotangent in some steps of a loop only ({loop.label})")
+        written = {
+            buffer: self.written.get(buffer, set()) | after.written.get(buffer, set())
+            for buffer in (*self.written, *after.written)
+        }
+        return State(written, self.adjoints | (changed - begun), (self.zeros & after.zeros) - after.adjoints)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Derivatives beyond the gradient of networks with loops: those of series write the steps out, those of samples do not."""
+"""Derivatives beyond the gradient of networks with loops, which stay loops."""
 
 from __future__ import annotations
 
@@ -6,16 +6,33 @@ import numpy as np
 import pytest
 
 from chains import GRU, LSTM, ODE, Chain, Dense, Flatten, MSELoss, tanh
+from chains.jets.jet import Jet
+from chains.jets.series import ZERO
 from chains.network import record
 from chains.network.network import network_of
-from chains.network.record_derivatives import jacobian, sample_gradients
+from chains.network.record_derivatives import (
+    derivatives,
+    gauss_newton_product,
+    hessian_product,
+    jacobian,
+    laplacian,
+    sample_gradients,
+)
 from chains.program.loop import all_operations
+from chains.program.recorder import Recorder
 from tests.harness import assert_close, central_difference
 
 NETWORKS = {
     "GRU": (GRU(2, 3), Dense(3, 1)),
     "LSTM": (LSTM(2, 2, return_sequences=True, bidirectional=True), GRU(4, 2, reset_after=False), Dense(2, 1)),
     "ODE": (Flatten(), Dense(6, 2), ODE(Dense(2, 2, tanh), (0.0, 0.5, 0.75), "midpoint", 2), Flatten(), Dense(6, 1)),
+    "segments": (
+        Flatten(),
+        Dense(6, 2),
+        ODE(Dense(2, 2, tanh), (0.0, 1.0), "midpoint", 5, checkpoint_every=2),
+        Flatten(),
+        Dense(4, 1),
+    ),
 }
 
 
@@ -84,11 +101,36 @@ def test_jacobians_of_differential_equations(how, own, backend_name):
             assert_close(found[sample, k], net.vjp(p, x[sample : sample + 1], dy.reshape(1, 3, 2))[0], 1e-12)
 
 
-def test_jacobians_and_gradients_of_samples_do_not_grow_with_the_steps():
+def test_programs_do_not_grow_with_the_steps():
     def sizes(steps):
         network = network_of(Chain(GRU(2, 3), Dense(3, 1), input_shape=(steps, 2)))
         criterion = record.Criterion(MSELoss(), (1,))
-        programs = jacobian(network, 1, np.float64), sample_gradients(network, criterion, np.float64)
+        programs = [
+            jacobian(network, 1, np.float64),
+            derivatives(network, 2, 2, np.float64),
+            laplacian(network, 2, np.float64),
+            *(make(network, criterion, np.float64) for make in (sample_gradients, hessian_product, gauss_newton_product)),
+        ]
         return [len(list(all_operations(program.operations))) for program in programs]
 
     assert sizes(4) == sizes(40)
+
+
+@pytest.mark.parametrize("before", [0.0, 1.0])
+def test_cotangents_in_some_steps_of_a_loop_are_refused(before):
+    ops = Recorder("series", np.float64)
+    x, dy, dx = (ops.external(name, (2,), role="input", batched=True) for name in ("x", "dy", "dx"))
+    carried, out = ops.scratch("carried", (2,)), ops.external("out", (2,), role="output", batched=True)
+    ops.fill(carried, before)
+    with ops.loop(3):
+        ops.map(out, lambda a, b: a * b, carried, x)
+        ops.copy(carried, dy)
+    jet, recorded = Jet(ops, (1,)), ops.pop_operations()
+    jet.perturb(x, (0, 1), dx)
+    jet.adjoint(dy, [ZERO])
+    if before:
+        with pytest.raises(NotImplementedError, match="`carried` is a cotangent in some steps of a loop only"):
+            jet.record(recorded)
+    else:  # a zero may be either
+        jet.record(recorded)
+        assert jet.coefficient(out, ZERO) is not None
