@@ -70,11 +70,13 @@ _SCALAR = 8  # registers of four numbers, for code for processors without vector
 LINUX, WINDOWS = "x86_64-unknown-linux-gnu", "x86_64-pc-windows-msvc"
 _NEON = Processor("neon", 16, 32, "generic", "+neon")
 _RISCV = Processor("riscv64", 16, _SCALAR, "generic-rv64", "+m,+a,+f,+d,+c")
+_RISCV_VECTOR = Processor("riscv64v", 16, 32, "generic-rv64", "+m,+a,+f,+d,+c,+v")  # vectors of at least 128 bits
 _WASM = Processor("wasm", 16, 16, "generic", "+simd128")
 _ALL = [
     *(_x86(f"x86-64-v{level}", "", LINUX, level) for level in (2, 3, 4)),
     Target("aarch64", "aarch64", "aarch64-unknown-linux-gnu", _NEON),
     Target("riscv64", "riscv64", "riscv64-unknown-linux-gnu", _RISCV, abi="lp64d"),
+    Target("riscv64-v", "riscv64-v", "riscv64-unknown-linux-gnu", _RISCV_VECTOR, abi="lp64d"),
     Target("wasm32", "wasm32", "wasm32-unknown-unknown", _WASM, stack=16 * KIB, bits=32, reloc="static"),
     Target("macos-arm64", "macos-arm64", "arm64-apple-macosx11.0.0", Processor("neon", 16, 32, "apple-m1", "")),
     # A function that takes a page of the stack there calls a function of the compiler's runtime.

@@ -64,6 +64,7 @@ def board(processor: str, machine: str) -> System:
 SYSTEMS = {
     "aarch64": System(("aarch64-linux-gnu-gcc", "-static"), ("qemu-aarch64",)),
     "riscv64": System(("riscv64-linux-gnu-gcc", "-static"), ("qemu-riscv64",)),
+    "riscv64-v": System(("riscv64-linux-gnu-gcc", "-static"), ("qemu-riscv64", "-cpu", "rv64,v=true,vext_spec=v1.0,vlen=128")),
     "windows-x86-64-v3": System(("x86_64-w64-mingw32-gcc",), ("/usr/lib/wine/wine64",), same_as="x86-64-v3"),
     "cortex-m4": board("cortex-m4", "mps2-an386"),
     "cortex-m7": board("cortex-m7", "mps2-an500"),
