@@ -1,24 +1,34 @@
-"""Cycles of the innermost loops of AVX2 kernels, by the port models of llvm-mca: ``python -m benchmarks.studies.ports``.
+"""Cycles of the innermost loops of kernels, by the port models of llvm-mca: ``python -m benchmarks.studies.ports [--neon]``.
 
-Needs `llvm-mca` of LLVM 16 or newer (Debian: llvm-19) and a processor with AVX2. Caches, memory and the rest of a kernel are
-no part of the model.
+Needs `llvm-mca` of LLVM 16 or newer (Debian: llvm-19), and for AVX2 a processor that has it. Caches, memory and the rest of a
+kernel are no part of the model.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 
 from chains import Chain, Conv, Dense, tanh
 from chains.backends.native import NativeBackend
+from chains.backends.native.compiler import Compiler
+from chains.backends.native.llvm.jit import optimised
+from chains.backends.native.llvm.target import Processor
+from chains.backends.native.plan.passes import plan_of
+from chains.exporting.targets import TARGETS
 from chains.network import record
 from chains.network.network import network_of
+from chains.program.program import Program
 
 PROCESSORS = {"Zen 3": "znver3", "Haswell": "haswell", "Skylake": "skylake", "Alder Lake": "alderlake"}
+NEON = {"Neoverse V2": "neoverse-v2", "Apple M1": "apple-m1"}
+JUMP = r"\s+(j\w+|ret\w*|call\w*|bl?(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s*(\S*)"
 RUNS = 400
 TOOLS = ("llvm-mca-19", "llvm-mca-18", "llvm-mca-17", "llvm-mca-16", "llvm-mca")
 
@@ -36,43 +46,73 @@ KERNELS = {
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--neon", action="store_true", help="code for ARM64, which does four multiply-adds of four numbers a cycle"
+    )
+    neon = parser.parse_args().neon
     tool = next((path for path in map(shutil.which, TOOLS) if path), None)
     if tool is None:
         print("llvm-mca is not here: install LLVM's tools, such as Debian's llvm-19")
         return 1
+    if neon:
+        return _neon(tool)
     print(f"| kernel, float32 | multiply-adds | two a cycle | {' | '.join(PROCESSORS)} |\n|{' --- |' * (3 + len(PROCESSORS))}")
     for name, (net, function, multiply_adds) in KERNELS.items():
-        loop = next(body for body in loops_of(net, function, name) if _multiply_adds(body) == multiply_adds)
-        cycles = [f"{_cycles(tool, loop, cpu):.1f}" for cpu in PROCESSORS.values()]
+        found = loops(NativeBackend(threads=1, simd="avx2").listing(_program(net)), function)
+        found = [body for body in found if any("vdivps" in line for line in body) == (name == "tanh")]
+        loop = next(body for body in found if _count(body, "vfmadd") == multiply_adds)
+        cycles = [f"{_cycles(tool, loop, 'x86_64', cpu):.1f}" for cpu in PROCESSORS.values()]
         print(f"| {name} | {multiply_adds} | {multiply_adds / 2:.1f} | {' | '.join(cycles)} |", flush=True)
     return 0
 
 
-def loops_of(net: Chain, function: str, kernel: str) -> list[list[str]]:
-    """The innermost loops in the gradient's functions of this beginning; those with a division if the kernel is tanh."""
-    program = record.vjp(network_of(net), np.dtype("float32"), training=True)
+def _neon(tool: str) -> int:
+    """Of the loops with 16 multiply-adds or more: these, their cycles by the model, and the share of four a cycle."""
+    print(f"| kernel, float32 | {' | '.join(NEON)} |\n|{' --- |' * (1 + len(NEON))}")
+    for name, (net, function, _) in KERNELS.items():
+        cells = []
+        for cpu in NEON.values():
+            target = replace(TARGETS["aarch64"], processor=Processor("neon", 16, 32, cpu, "+neon"))
+            written, machine = Compiler(plan_of(_program(net), target.processor)).compiled(), target.machine()
+            found = loops(machine.emit_assembly(optimised(written.text, machine, vectorize=False)), function)
+            counts = (
+                (_count(body, "fmla"), _cycles(tool, body, "aarch64", cpu)) for body in found if _count(body, "fmla") >= 16
+            )
+            rows = sorted({(count, round(cycles, 1)) for count, cycles in counts}, reverse=True)
+            cells.append(", ".join(f"{count}: {cycles} ({count / 4 / cycles:.0%})" for count, cycles in rows))
+        print(f"| {name.split(',')[0]} | {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+def _program(net: Chain) -> Program:
+    return record.vjp(network_of(net), np.dtype("float32"), training=True)
+
+
+def loops(assembly: str, function: str) -> list[list[str]]:
+    """The innermost loops in functions whose names begin so."""
     found, name, body, label = [], "", [], ""
-    for line in NativeBackend(threads=1, simd="avx2").listing(program).splitlines():
+    for line in assembly.splitlines():
         if begun := re.match(r"(\S+):", line):
             body, label = [], begun[1]
             name = name if label.startswith(".L") else label
             continue
         body.append(line)
-        jump = re.match(r"\s+(j\w+|ret\w*|call\w*)\s*(\S*)", line)
+        jump = re.match(JUMP, line)
         if jump and jump[2] == label and name.startswith(function):
             found.append(body)
         if jump:
             body, label = [], ""
-    return [body for body in found if any("vdivps" in line for line in body) == (kernel == "tanh")]
+    return found
 
 
-def _multiply_adds(body: list[str]) -> int:
-    return sum("vfmadd" in line for line in body)
+def _count(body: list[str], word: str) -> int:
+    return sum(word in line for line in body)
 
 
-def _cycles(tool: str, body: list[str], cpu: str) -> float:
-    text = "\n".join([".Lloop:", *(re.sub(r"\.LBB\w+", ".Lloop", line) if re.match(r"\s+j", line) else line for line in body)])
-    command = [tool, "-mtriple=x86_64", f"-mcpu={cpu}", f"-iterations={RUNS}"]
+def _cycles(tool: str, body: list[str], triple: str, cpu: str) -> float:
+    text = "\n".join([".Lloop:", *(re.sub(r"\.LBB\w+", ".Lloop", line) if re.match(JUMP, line) else line for line in body)])
+    command = [tool, f"-mtriple={triple}", f"-mcpu={cpu}", f"-iterations={RUNS}"]
     output = subprocess.run(command, input=text + "\n", capture_output=True, text=True, check=True).stdout
     total = re.search(r"Total Cycles:\s+(\d+)", output)
     assert total, output

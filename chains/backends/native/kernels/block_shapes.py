@@ -73,6 +73,7 @@ class BlockShapes:
     sums_by_rows: int  # bytes of a sum over the samples of a small tile from which on its blocks go row by row
     matmul_narrow: Block  # products of few columns: rows computed together, and vectors of sums in flight
     gemm: Gemm
+    gemm_128: Gemm  # for vectors of 128 bits: ARM64's multiply-adds take no number from memory, so those need registers too
     convolve: Limits
     convolve_weight: Limits
     winograd: Block  # output channels times tiles
@@ -90,6 +91,7 @@ SHAPES = {
         sums_by_rows=256 << 10,
         matmul_narrow=Block(rows=8, vectors=8),
         gemm=Gemm(rows=12, vectors=2),
+        gemm_128=Gemm(rows=8, vectors=2),
         convolve=Limits(results=24, registers=64, outs=8, across=12),
         convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
@@ -103,6 +105,7 @@ SHAPES = {
         sums_by_rows=32 << 10,
         matmul_narrow=Block(rows=8, vectors=4),
         gemm=Gemm(rows=6, vectors=2),
+        gemm_128=Gemm(rows=6, vectors=2),
         convolve=Limits(results=12, registers=16, outs=8, across=12),
         convolve_weight=Limits(results=12, registers=16, outs=8, across=8, taps=5),
         winograd=Block(rows=6, vectors=2),

@@ -74,7 +74,8 @@ class _Product:
     def __post_init__(self) -> None:
         out, a, b = self.product.out, self.product.a, self.product.b
         self.f, self.lanes = self.frame.f, self.frame.lanes
-        self.shape = self.frame.shapes.gemm
+        wide = self.frame.lanes * self.product.out.dtype.itemsize > 16
+        self.shape = self.frame.shapes.gemm if wide else self.frame.shapes.gemm_128
         self.vectors, self.height = self.shape.vectors, self.shape.rows
         self.scalar = real_type(out.dtype)
         self.type = Type(self.scalar.name, self.lanes)
