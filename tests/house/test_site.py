@@ -13,6 +13,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -62,6 +63,24 @@ def test_every_public_name_has_its_docstring_there(site):
     public |= {*layers.__all__, *losses.__all__, *callbacks.__all__, *program.__all__}
     assert len(public) > 80
     assert sorted(name for name in public if not name.startswith("_") and name not in described) == []
+
+
+def test_links_lead_somewhere(site):
+    """Pages, pictures and headings, in the text and around it. Listings of sources have links back, which Sphinx makes."""
+    paths = [path.resolve() for path in site.rglob("*.html") if not {"_static", "_modules"} & set(path.parts)]
+    pages = {path: path.read_text() for path in paths}
+    names = {path: set(re.findall(r'id="([^"]+)"', text)) for path, text in pages.items()}
+    links = {
+        (path, link) for path, text in pages.items() for link in re.findall(r'(?:href|src)="([^":]+)"', text) if link != "#"
+    }
+    broken = set()
+    for path, link in links:
+        file, _, name = unquote(link).partition("#")
+        place = (path.parent / file.partition("?")[0]).resolve() if file else path
+        if not place.exists() or (name and name not in names.get(place, {name})):
+            broken.add((path.name, link))
+    assert broken == set()
+    assert len(links) > 5000
 
 
 def test_nothing_is_loaded_from_elsewhere(site):
