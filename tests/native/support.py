@@ -32,6 +32,7 @@ from chains.backends.native.llvm import target, vectormath
 
 ROOT = Path(__file__).parents[2]
 LINUX = sys.platform == "linux"
+EMULATED = LINUX and target.ARM and "vendor_id" in Path("/proc/cpuinfo").read_text()  # qemu shows x86's
 CLOSE = {np.dtype(np.float32): 5e-5, np.dtype(np.float64): 2e-12}
 FLOATS = ["float32", "float64"]
 floats = pytest.mark.parametrize("kind", FLOATS)
