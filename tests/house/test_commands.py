@@ -128,7 +128,7 @@ def keys(command: str) -> list[str]:
     """What the tables above call a command: one with several problems has several names."""
     module, *arguments = words(command)
     if module not in ("benchmarks", "rosetta", "chains"):
-        return [module]
+        return [module + " --neon" * ("--neon" in arguments)]
     names = re.match(r"(\w+ )*", " ".join(arguments) + " ")[0].split()
     names = names[:1] if module == "chains" else names
     accuracy = " --accuracy" * ("--accuracy" in arguments)
