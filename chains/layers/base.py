@@ -422,8 +422,8 @@ class Declaration:
         for each in self.all:
             if not each.layer.has_series:
                 raise NotImplementedError(
-                    f"{each.layer!r} has no second derivatives and Taylor series, since its iterations would be written out: "
-                    "gradients, those of samples, and Jacobians are exact"
+                    f"{each.layer!r} has no second derivatives and Taylor series, since its iterations end when the values "
+                    "have converged: gradients, those of samples, and Jacobians are exact"
                 )
 
     @property
