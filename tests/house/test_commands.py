@@ -81,6 +81,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
+    "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
     "benchmarks.studies.threads": ("matrix_exp_200 --rounds 1 --seconds 0.001", {}),
