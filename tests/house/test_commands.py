@@ -79,6 +79,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
+    "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
