@@ -26,12 +26,13 @@ MAX_OPERATIONS = 20_000  # the most operations of a program that does some of th
 class Directions:
     """Records operations for all directions.
 
-    `rows` are arrays that replace buffers of samples: views of shape (directions, *sample) that all samples share.
+    `rows` are arrays that replace buffers of samples: views of shape (directions, *sample) that all samples share. With
+    `samples`, all operations have samples, as in a loop over these.
     Raises NotImplementedError for operations that have no rule.
     """
 
-    def __init__(self, ops: Recorder, rows: Mapping[Buffer, View]) -> None:
-        self.ops = ops
+    def __init__(self, ops: Recorder, rows: Mapping[Buffer, View], *, samples: bool = False) -> None:
+        self.ops, self._samples = ops, samples
         self._rows = dict(rows)
         (self.count,) = {int(view.shape[0]) for view in rows.values()}  # type: ignore[arg-type]
         self._axes = {view.buffer for view in rows.values() if _is_identity(view)}
@@ -65,6 +66,8 @@ class Directions:
             self._map(operation)
         elif operation.elementwise or isinstance(operation, Reduce):
             ins = tuple(map(self._operand, operation.ins))
+            if isinstance(operation, Reduce):
+                ins = tuple(map(self._of_samples, ins))
             outs = tuple(self._result(operation, view, any(each.batched for each in ins)) for view in operation.outs)
             self.ops.operations.append(replace(operation, outs=outs, ins=ins))
         else:
@@ -73,16 +76,16 @@ class Directions:
     # Products
 
     def _product(self, operation: MatMul) -> bool:
-        """All rows in one product, if they can be; the rows of the identity matrix times the weights are the weights."""
+        """All rows in one product, if they can be; the first rows of the identity times weights are rows of these."""
         (a, b), (out,) = operation.ins, operation.outs
         rows = self._rows.get(a.buffer)
         if rows is None or b.batched or b.buffer in self._rows:
             return False
         whole = a.is_whole and out.ndim == rows.ndim == 2 and _replaces(operation, out)
         if whole and rows.buffer in self._axes and b.buffer.role == "input":
-            self._rows[out.buffer] = b
+            self._rows[out.buffer] = b.slice(0, 0, self.count)
             return True
-        left = _merged(self._operand(a))
+        left = _merged(self._of_samples(self._operand(a)))
         if left is None:
             return False
         result = _merged(self._result(operation, out, left.batched))
@@ -99,7 +102,10 @@ class Directions:
         varies = [view.buffer in self._rows for view in operation.ins]
         for instruction in formula.instructions:
             varies.append(any(varies[k] for k in instruction.operands))
-        common = [k for k, out in enumerate(operation.outs) if not varies[formula.outputs[k]] and _replaces(operation, out)]
+        common = [
+            k for k, out in enumerate(operation.outs)
+            if not varies[formula.outputs[k]] and (out.buffer not in self._rows or _replaces(operation, out))
+        ]  # fmt: skip
         along = [k for k in range(len(operation.outs)) if k not in common]
         overwritten = {operation.outs[k].buffer for k in common}
         # The second map reads results of the first one. It reads inputs itself unless the first map overwrites them.
@@ -187,6 +193,14 @@ class Directions:
             return self._of_rows(view, self._rows[view.buffer])
         return _samples(view).expand(1) if view.batched else view
 
+    def _of_samples(self, view: View) -> View:
+        """The rows of an operand, copied for each sample if all operations must have samples."""
+        if view.batched or not self._samples:
+            return view
+        rows = Buffer("rows of each sample", "scratch", view.dtype, (Batch(), *view.shape)).whole
+        self.ops.copy(rows, view)
+        return rows
+
     def _result(self, operation: Operation, view: View, batched: bool) -> View:
         """The view that an operation on rows fills."""
         return self._of_rows(view, self._target(operation, view, batched))
@@ -198,7 +212,7 @@ class Directions:
         keeps = not _replaces(operation, view)
         if keeps and before is not None and before.buffer.role == "scratch" and (before.batched or not batched):
             return before
-        batched = batched or (keeps and (before is None or before.batched))
+        batched = batched or self._samples or (keeps and (before is None or before.batched))
         shape = (*((Batch(),) if batched else ()), self.count, *buffer.shape[1:])
         if operation.elementwise and before is not None and before.buffer.role == "scratch" and before.shape == shape:
             return before
@@ -243,7 +257,7 @@ def _merged(view: View) -> View | None:
 
 def _is_identity(view: View) -> bool:
     data = view.buffer.data
-    return data is not None and data.ndim == 2 and np.array_equal(data, np.eye(len(data)))
+    return data is not None and data.ndim == 2 and len(data) <= len(data[0]) and np.array_equal(data, np.eye(*data.shape))
 
 
 def _like(buffer: Buffer) -> Buffer:

@@ -107,7 +107,7 @@ class Jet:
             for index in indices(self.orders):
                 if index in entry.written[buffer] - rows:
                     self.ops.fill(self.row(buffer.whole, index), 0.0)
-        self.ops.operations.append(loop.around(body))
+        self.ops.operations.append(replace(loop.around(body), solves=None))  # its series are further results
 
     def _body(self, loop: Loop, first: State) -> tuple[list[Operation], State]:
         """The operations of any step, and what is written before it: what is before the loop, and after a step."""

@@ -129,7 +129,7 @@ class SteadyState(Layer):
             part.timed = False
         d.saved("seen", (width,))  # the solution, and the features
         d.saved("value", (n,))  # of the right-hand side there
-        d.saved("jacobian", (n, n))  # of the equation there
+        d.saved("slopes", (n, n))  # of the equation there: a row has the derivatives by one of the state
         d.output_times = 0
         d.output((n,))
 
@@ -148,7 +148,7 @@ class SteadyState(Layer):
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         n, (node,), own = self.size, s.children, self._own
         w, d_seen = ops.scratch("w", (n,)), ops.scratch("d_seen", s.seen.sample_shape)
-        record_solution(ops, w.expand(-1), s.jacobian.swap(1, 2), dy.expand(-1))
+        record_solution(ops, w.expand(-1), s.slopes, dy.expand(-1))
         ops.map(w, lambda w, y: where(y == y, -w, nan), w, y)
         node.pullback(ops, s.seen, s.value, w, d_seen)
         failed = y.slice(-1, 0, 1)  # NaN if no state was found; the others follow
@@ -159,17 +159,15 @@ class SteadyState(Layer):
             ops.map(features, lambda d, y: where(y == y, d, nan), d_seen.slice(-1, n, d_seen.sample_shape[0]), failed)
 
     def _linearise(self, ops: Recorder, node: Node, s: Any) -> None:
-        """Record the right-hand side's value, and the Jacobian matrix of the equation, where `s.seen` is."""
-        n = self.size
-        identity = ops.constant("identity", np.eye(n))
-        for j, slope in enumerate(record_tangents(ops, node, s.seen, s.value)):
-            column, unit = s.jacobian.index(2, j), identity.index(1, j)
-            if slope is None:
-                ops.map(column, lambda one: -one, unit) if self.fixed_point else ops.fill(column, 0.0)
-            elif self.fixed_point:
-                ops.map(column, lambda slope, one: slope - one, slope, unit)
-            else:
-                ops.copy(column, slope)
+        """Record the right-hand side's value, and the transposed Jacobian matrix of the equation, where `s.seen` is."""
+        slopes, identity = record_tangents(ops, node, s.seen, s.value), ops.constant("identity", np.eye(self.size))
+        if self.fixed_point:
+            terms = [identity] if slopes is None else [identity, slopes]
+            ops.map(s.slopes, lambda one, *slope: sum(slope) - one, *terms)
+        elif slopes is None:
+            ops.fill(s.slopes, 0.0)
+        else:
+            ops.copy(s.slopes, slopes)
 
     def _residual(self, ops: Recorder, state: View, value: View) -> View:
         """Record the residual of the equation."""
@@ -211,7 +209,7 @@ class SteadyState(Layer):
         with ops.loop(self.max_steps, skip_where_zero=lambda _: active):
             self._linearise(ops, node, s)
             residual = self._residual(ops, state, s.value)
-            record_solution(ops, full.expand(-1), s.jacobian, residual.expand(-1))
+            record_solution(ops, full.expand(-1), s.slopes.swap(1, 2), residual.expand(-1))
             ops.map(squares, lambda f: f * f, residual)
             ops.sum(size, squares)
             ops.map(accepted, lambda size, least, length: where(size <= least * (1.0 - SUFFICIENT * length), 1.0, 0.0),
@@ -254,7 +252,7 @@ class SteadyState(Layer):
             ops.map(slot, lambda slot: where(slot > m - 1.5, 0.0, slot + 1.0), slot)
             ops.map(state, lambda active, y, f, less: where(active > 0.0, y + f - less, y), active, state, residual, new)
         self._linearise(ops, node, s)
-        record_solution(ops, new.expand(-1), s.jacobian, self._residual(ops, state, s.value).expand(-1))
+        record_solution(ops, new.expand(-1), s.slopes.swap(1, 2), self._residual(ops, state, s.value).expand(-1))
         ops.map(state, lambda y, step: y - step, state, new)  # gradients are those of the state after this step
         self._linearise(ops, node, s)
         ops.fill(new, 0.0)

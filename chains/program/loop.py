@@ -25,6 +25,9 @@ class Loop(Operation):
     takes together. Such a step must not change anything that is read later, so a backend may also run it. If steps may be left
     out, and in any loop `from_zero`, sums over samples begin with zeros before the first step, and so do arrays without samples
     that have an entry for each step.
+
+    `solves` are the views (out, matrix, right) of a loop whose only result is the `out` with ``matrix @ out = right``. A
+    backend may find it in another way.
     """
 
     steps: int
@@ -34,6 +37,7 @@ class Loop(Operation):
     added: tuple[View, ...] = ()
     skip_where_zero: View | None = None
     from_zero: bool = False
+    solves: tuple[View, View, View] | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({"skip_where_zero" if name == "only" else name: value for name, value in state.items()})
@@ -41,7 +45,7 @@ class Loop(Operation):
     @classmethod
     def of(
         cls, steps: int, body: Sequence[Operation], depth: int = 0, label: str = "", *, closed: bool = False,
-        skip_where_zero: View | None = None, from_zero: bool = False,
+        skip_where_zero: View | None = None, from_zero: bool = False, solves: tuple[View, View, View] | None = None,
     ) -> Loop:  # fmt: skip
         """The loop over these operations, with its effects."""
         outs = dict.fromkeys(view.over(depth, steps) for operation in body for view in operation.writes)
@@ -62,7 +66,7 @@ class Loop(Operation):
         effects = {"outs": tuple(outs), "ins": tuple(ins), "added": tuple(added)}
         return cls(
             **effects, steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
-            from_zero=from_zero, label=label,
+            from_zero=from_zero, solves=solves, label=label,
         )  # fmt: skip
 
     @property
@@ -111,12 +115,14 @@ class Loop(Operation):
         from_zero = from_zero or self.from_zero
         return Loop.of(
             self.steps, body, self.depth, self.label, closed=self.closed, skip_where_zero=self.skip_where_zero,
-            from_zero=from_zero,
+            from_zero=from_zero, solves=self.solves,
         )  # fmt: skip
 
     def _conditional(self, change: Callable[[View], View]) -> Loop:
-        """The loop with its condition changed."""
-        return replace(self, skip_where_zero=change(self.skip_where_zero)) if self.skip_where_zero is not None else self
+        """The loop with its condition, and what it solves, changed."""
+        skip = None if self.skip_where_zero is None else change(self.skip_where_zero)
+        solves = None if self.solves is None else (change(self.solves[0]), change(self.solves[1]), change(self.solves[2]))
+        return replace(self, skip_where_zero=skip, solves=solves)
 
     def at(self, step: int) -> list[Operation]:
         """The operations of one step."""

@@ -154,7 +154,7 @@ class Recorder:
     @contextmanager
     def loop(
         self, steps: int, *, backwards: bool = False, closed: bool = False,
-        skip_where_zero: Callable[[Steps], View] | None = None,
+        skip_where_zero: Callable[[Steps], View] | None = None, solves: tuple[View, View, View] | None = None,
     ) -> Iterator[Steps]:  # fmt: skip
         """A context: operations recorded inside are done once for each step of a time axis.
 
@@ -169,6 +169,8 @@ class Recorder:
             It gives an array of a step that is 0 for samples for which the step changes nothing that is read later. Steps that
             are 0 for all samples may be left out; the loop is then closed. Sums over samples begin with zeros, and so do arrays
             without samples that have an entry for each step.
+        solves : (View, View, View), optional
+            The views (out, matrix, right) of a loop that solves ``matrix @ out = right`` and has no other result.
         """
         around, self.operations = self.operations, []
         self._depth += 1
@@ -179,7 +181,7 @@ class Recorder:
                 skip = None if skip_where_zero is None else skip_where_zero(at)
                 loop = Loop.of(
                     steps, self.operations, at.depth, self._label, closed=closed or skip is not None, skip_where_zero=skip,
-                    from_zero=skip is not None,
+                    from_zero=skip is not None, solves=solves,
                 )  # fmt: skip
                 around.append(loop)
         finally:

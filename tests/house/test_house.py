@@ -247,14 +247,14 @@ def missing(base: type[Backend]) -> set[str]:
 
 @pytest.mark.parametrize("base", subclasses(Backend), ids=lambda base: base.__name__)
 def test_backends_lower_every_operation(base):
-    """`Relayout` is the native backend's own."""
-    assert missing(base) <= {"Relayout"}
+    """`Relayout` and `Solve` are the native backend's own."""
+    assert missing(base) <= {"Relayout", "Solve"}
 
 
 def test_what_is_supported_has_a_lowering():
     lowerings = pytest.importorskip("chains.backends.native.lowerings", reason="the native backend needs llvmlite")
     support = pytest.importorskip("chains.backends.native.support")
-    assert {c.__name__ for c in lowerings.LOWERINGS} == {c.__name__ for c in support.LIMITS} | {"Relayout"}
+    assert {c.__name__ for c in lowerings.LOWERINGS} == {c.__name__ for c in support.LIMITS} | {"Relayout", "Solve"}
 
 
 def test_an_operation_that_a_backend_lacks_is_found(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from chains import ODE, Chain, Dense, Equations, Flatten, Reshape, ode_steps, tanh
+from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, Reshape, ode_steps, tanh
 from chains.expr import cos
 from chains.layers.ode import METHODS
 from chains.layers.ode.implicit import record_inverse
@@ -146,3 +146,15 @@ def test_gradients_of_rows_are_those_without_checkpoints(name):
             for k, backend in ((12, "numpy"), (1 if "steps" in how else 4, name))
         )
         assert_close(net.vjp(p, x, dy)[0], plain.vjp(p, x, dy)[0], 1e-7)
+
+
+def test_second_derivatives_in_machine_code_are_those_of_numpy():
+    """The series of a linear system has more results than its solution."""
+    pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+    x, target = np.random.default_rng(0).normal(size=(9, 2)), np.zeros((9, 2, 2))
+    found = []
+    for name in ("numpy", "native"):
+        net = Chain(ODE(Chain(Dense(2, 3, tanh), Dense(3, 2)), (0.0, 1.0), "kvaerno3"), backend=name)
+        p = net.init(seed=0, dtype=np.float64)
+        found.append(net.hvp(p, x, target, MSELoss(), np.ones_like(p)))
+    assert_close(found[1], found[0], 1e-12)

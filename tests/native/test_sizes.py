@@ -148,20 +148,26 @@ def test_a_fence_that_is_touched_is_seen():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("width", range(2, 9))
 def test_maps_of_rows_shorter_than_a_vector(width, dtype):
-    """Numbers of each column, of all and of each sample, at batch sizes around whole blocks."""
+    """Numbers of each column, of all and of each sample, and rows with gaps, at batch sizes around whole blocks."""
     ops = Recorder("short rows", dtype)
     x, row = ops.external("x", (width,), role="input", batched=True), ops.external("row", (width,), role="input")
     own, one = ops.external("own", (1,), role="input", batched=True), ops.external("one", (), role="input")
     y, z = (ops.external(name, (width,), role="output", batched=True) for name in ("y", "z"))
+    apart, steps = (ops.external(name, (3, k), role="state", batched=True) for name, k in (("apart", width), ("steps", 1)))
     ops.map(y, lambda x, row, one: scalar_tanh(x * row) + one, x, row, one)
     ops.map(z, lambda y, row, own: y * row - own, y, row, own)
+    ops.map(apart.index(1, 1), lambda a, x, step: a * step - x, apart.index(1, 2), x, steps.index(1, 1))
     program, rng = ops.finish(), np.random.default_rng(width)
     for batch in (1, 7, 8, 9, 16, 31, 200):
         given = {"x": (batch, width), "row": (width,), "own": (batch, 1), "one": ()}
+        given |= {"apart": (batch, 3, width), "steps": (batch, 3, 1)}
         arrays = {name: np.asarray(rng.normal(size=shape), dtype) for name, shape in given.items()}
+        between = arrays["apart"].copy()
+        between[:, 1] = between[:, 2] * arrays["steps"][:, 1] - arrays["x"]
         binding = NativeBackend(threads=1).bind(program, batch, arrays)
         binding()
         wanted = np.tanh(arrays["x"] * arrays["row"]) + arrays["one"]
         tolerance = 1e-5 if dtype == np.float32 else 1e-13
         np.testing.assert_allclose(binding.arrays["y"], wanted, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(binding.arrays["z"], wanted * arrays["row"] - arrays["own"], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(binding.arrays["apart"], between, rtol=tolerance, atol=tolerance)

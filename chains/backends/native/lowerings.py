@@ -21,6 +21,7 @@ from chains.backends.native.kernels.elementwise import (
 from chains.backends.native.kernels.images import Relayout, lower_laned, lower_pool, lower_relayout
 from chains.backends.native.kernels.matmul import lower_batch_matmul, lower_matmul
 from chains.backends.native.kernels.outline import FALSE, lower_loop
+from chains.backends.native.kernels.solve import Solve, lower_solve
 from chains.backends.native.kernels.tables import lower_gather, lower_scatter_add, lower_update_rows
 from chains.backends.native.llvm.emit import Type, Value, integer
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
@@ -127,5 +128,6 @@ LOWERINGS: dict[type[ops.Operation], Lowering] = {
     ops.Random: _of_operation(lower_random),
     AllReduce: _of_operation(lower_all_reduce),
     Relayout: _relayout,
+    Solve: lambda frame, step, plan: lower_solve(frame, step.operation, _workspace(frame, plan)),
     Loop: _loop,
 }

@@ -1,9 +1,9 @@
 """Events: a trajectory ends where a function of state and time crosses zero.
 
-The search finds the first step over which the sign of the function changes. The Illinois method shortens this step to the root
-of the function, and all later steps get the length 0. So the pullback is that of the steps, with the gradient by the length of
-the last one. By the implicit function theorem the root h of ``event(step(y, h), t + h) = 0`` changes by
-``-d event / (d event / dh)``.
+The search finds the first step over which the sign of the function changes. All later steps get the length 0, and segments of
+such steps are left out. Then the Illinois method shortens the last step to the root of the function. So the pullback is that of
+the steps, repeated from checkpoints, with the gradient by the length of the last one. By the implicit function theorem the root
+h of ``event(step(y, h), t + h) = 0`` changes by ``-d event / (d event / dh)``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 
 from chains.expr import maximum, minimum, where
 from chains.layers.node import Node
+from chains.layers.ode.grid import Around, part
 from chains.layers.ode.methods import Tableau, move, pull_slope
 from chains.layers.ode.right_side import Inputs, at_once, unread
+from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -58,51 +60,21 @@ class Event:
         """The state before the last step."""
         return self.found.slice(-1, 0, self.n)
 
-    def _number(self, k: int) -> View:
+    def number(self, k: int) -> View:
+        """One of the numbers kept after the state."""
         return self.found.slice(-1, self.n + k, self.n + k + 1)
 
     @property
     def end(self) -> View:
         """The time of the event, counted as the steps are."""
-        return self._number(3)
+        return self.number(3)
 
     @property
     def happens(self) -> View:
         """1 for samples with an event."""
-        return self._number(2)
+        return self.number(2)
 
-    def forward(self, states: View, begins: View, lengths: View, last: View, y: View) -> View:
-        """Record how `found` and `lengths` are filled, from the states (batch, steps + 1, n) and the steps (batch, steps, 1).
-
-        `y`, (batch, n), is the state at the end. Returns 1 for the last step before an event, 0 for others, like `lengths`.
-        """
-        ops, steps = self.ops, lengths.sample_shape[0]
-        old, new, done, least = (ops.scratch(name, (1,)) for name in ("event before", "event after", "over", "event at begin"))
-        most, hits = ops.scratch("event at end", (1,)), ops.scratch("last step", (steps, 1))
-        t, h, happens, end = (self._number(k) for k in range(4))
-        ops.copy(self.before, states.index(1, 0))
-        ops.copy(t, begins.index(1, 0))
-        ops.copy(end, last)
-        for view in (h, happens, done, least, most):
-            ops.fill(view, 0.0)
-        function = self._function()
-        function(old, states.index(1, 0), t, None)
-        with ops.loop(steps) as at:
-            begin, length, hit = (at.now(view, 1) for view in (begins, lengths, hits))
-            function(new, at.now(states.slice(1, 1, steps + 1), 1), begin, length)
-            ops.map((hit, done), lambda *values: _hit(self.direction, *values), old, new, length, done)
-            ops.map(self.before, _chosen, hit, at.now(states.slice(1, 0, steps), 1), self.before)
-            for kept, now in ((t, begin), (h, length), (least, old), (most, new)):
-                ops.map(kept, _chosen, hit, now, kept)
-            ops.map(length, lambda h, hit, done: where((done > 0.0) & (hit == 0.0), 0.0, h), length, hit, done)
-            ops.copy(old, new)
-        ops.copy(happens, done)
-        self._find_root(function, least, most, y)
-        ops.map(end, lambda happens, t, h, end: where(happens > 0.0, t + h, end), happens, t, h, end)
-        ops.map(lengths, _chosen, hits, h.expand(1), lengths)
-        return hits
-
-    def _function(self) -> Callable[[View, View, View, View | None], None]:
+    def function(self) -> Callable[[View, View, View, View | None], None]:
         """A function that records the event's function of a state, at a time and a length after it."""
         seen = self.ops.scratch("seen by the event", (self.inputs.width,))
 
@@ -113,19 +85,152 @@ class Event:
 
         return record
 
-    def _find_root(self, function: Callable[..., None], least: View, most: View, y: View) -> None:
+    def last_step(self, name: str) -> Callable[[View, View], None]:
+        """A function that records the last step with a length."""
+        ops = self.ops
+        stages = range(self.tableau.stages)
+        slopes = [ops.scratch(f"slope {i} {name}", (self.n,)) for i in stages]
+        seen = ops.scratch(f"seen {name}", (self.inputs.width,))
+        rhs = at_once(ops, self.rhs)
+
+        def record(new: View, h: View) -> None:
+            for i in stages:
+                move(
+                    ops, self.tableau, seen.slice(-1, 0, self.n), self.before, h, [a[i] for a, _ in self.tableau.halves], slopes
+                )
+                self.inputs.record(seen, self.number(0), h, self.tableau.c[i])
+                rhs.forward(ops, seen, slopes[i])
+            move(ops, self.tableau, new, self.before, h, [b for _, b in self.tableau.halves], slopes)
+
+        return record
+
+    def pullback(self, y: View, d_y: View, d_end: View) -> View:
+        """Record the gradients of the event's parameters, and add to `d_y` the part of the time of the event, whose cotangent
+        is `d_end`.
+
+        Returns the gradient by the event's input.
+        """
+        ops, n, width = self.ops, self.n, self.inputs.width
+        seen, value, one = ops.scratch("seen by the event", (width,)), ops.scratch("event", (1,)), ops.scratch("one", (1,))
+        ops.copy(seen.slice(-1, 0, n), y)
+        self.inputs.record(seen, self.number(0), self.number(1), 1.0)
+        d_seen, d_event = ops.scratch("slope of the event", (width,)), ops.scratch("d_event", (width,))
+        ops.fill(one, 1.0)
+        self.node.forward(ops, seen, value)
+        self.node.at_a_step(lambda view: view, unread(ops), {}).pullback(ops, seen, value, one, d_seen)
+        pair, along = ops.scratch("cotangents of the end", (2, n)), ops.scratch("by the length", (2, 1))
+        ops.copy(pair.index(1, 0), d_y)
+        ops.copy(pair.index(1, 1), d_seen.slice(-1, 0, n))
+        with ops.loop(2, closed=True) as at:
+            self._by_length(at.now(along, 1), at.now(pair, 1))
+        by_time = [d_seen.slice(-1, width - 1, width)] if self.inputs.time else []
+        weight = ops.scratch("d_value", (1,))
+        ops.map(weight, _implicit, self.happens, along.index(1, 0), along.index(1, 1), d_end, *by_time)
+        self.node.pullback(ops, seen, value, weight, d_event)
+        ops.map(d_y, lambda a, b: a + b, d_y, d_event.slice(-1, 0, n))
+        return d_event
+
+    def _by_length(self, out: View, d: View) -> None:
+        """Record the gradient by the length of the last step, from the cotangent of its end."""
+        ops, tableau, n, width = self.ops, self.tableau, self.n, self.inputs.width
+        h, stages = self.number(1), range(tableau.stages)
+        slopes, seen, d_slope = ([ops.scratch(f"{name} {i} of the last step", (m,)) for i in stages]
+                                 for name, m in (("slope", n), ("seen", width), ("d_slope", n)))  # fmt: skip
+        d_seen = [ops.scratch(f"d_x{i} of the last step", (width,)) for i in stages]
+        nodes = [at_once(ops, self.rhs, unread(ops)) for _ in stages]
+        zero = ops.scratch("zero", (n,))
+        ops.fill(zero, 0.0)
+        moves = [ops.scratch(f"move {i}", (n,)) for i in range(tableau.stages + 1)]
+        rows = [*([a[i] for a, _ in tableau.halves] for i in stages), [b for _, b in tableau.halves]]
+        for i, rhs in enumerate(nodes):
+            move(ops, tableau, moves[i], zero, 1.0, rows[i], slopes)
+            move(ops, tableau, seen[i].slice(-1, 0, n), self.before, h, rows[i], slopes)
+            self.inputs.record(seen[i], self.number(0), h, tableau.c[i])
+            rhs.forward(ops, seen[i], slopes[i])
+        move(ops, tableau, moves[-1], zero, 1.0, rows[-1], slopes)
+        terms, total = ops.scratch("by the length of each", (n,)), ops.scratch("along", (1,))
+        ops.map(terms, lambda a, b: a * b, d, moves[-1])
+        d_states = [view.slice(-1, 0, n) for view in d_seen]
+        for i in reversed(stages):
+            pull_slope(ops, tableau, d_slope[i], d, h, i, d_states)
+            nodes[i].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
+            ops.map(terms, lambda total, a, b: total + a * b, terms, d_states[i], moves[i])
+        ops.sum(total, terms)
+        times = [(c, view.slice(-1, width - 1, width)) for c, view in zip(tableau.c, d_seen, strict=False) if c]
+        if self.inputs.time and times:
+            ops.map(total, lambda total, *d: total + sum(c * each for (c, _), each in zip(times, d, strict=True)), total,
+                    *(view for _, view in times))  # fmt: skip
+        ops.copy(out, total)
+
+
+class Watch:
+    """The search for an event and its time, along steps that begin at a state and a time. `last` is the last time.
+
+    `over` is 1 after the step with the event, and `searching` is 1 before.
+    """
+
+    def __init__(self, event: Event, steps: int, start: View, begin: View, last: View) -> None:
+        ops = event.ops
+        self.event, self._function = event, event.function()
+        self._old, self._new, self._least, self._most = (
+            ops.scratch(name, (1,)) for name in ("event before", "event after", "event at begin", "event at end")
+        )
+        self.over, self.searching, self._before = (
+            ops.scratch(name, (size,)) for name, size in (("over", 1), ("before the event", 1), ("state before", event.n))
+        )
+        self._hits = ops.scratch("last step", (steps, 1))  # 1 for the last step before an event, 0 for others
+        t, h, _, end = (event.number(k) for k in range(4))
+        for view, first in ((event.before, start), (t, begin), (end, last)):
+            ops.copy(view, first)
+        for view in (h, self.over, self._least, self._most, self._hits):
+            ops.fill(view, 0.0)
+        ops.fill(self.searching, 1.0)
+        self._function(self._old, start, t, None)
+
+    def before(self, state: View) -> None:
+        """Record that a step begins at a state."""
+        self.event.ops.copy(self._before, state)
+
+    def after(self, around: Around, at: Steps, begin: View, length: View, state: View) -> None:
+        """Record that the step ends at a state."""
+        event, ops = self.event, self.event.ops
+        hit = at.now(part(self._hits, around), 1)
+        kept = event.number(0), event.number(1), self._least, self._most
+        self._function(self._new, state, begin, length)
+        ops.map(
+            (hit, self.over, self.searching, *kept), lambda *values: _hit(event.direction, *values),
+            self._old, self._new, begin, length, self.over, *kept,
+        )  # fmt: skip
+        ops.map(event.before, _chosen, hit, self._before, event.before)
+        ops.copy(self._old, self._new)
+
+    def end(self, lengths: View, y: View) -> View:
+        """Record, after all steps, the event's time and the length of its step; `y`, (batch, n), is the state at the end.
+
+        Returns 1 for the last step before an event, 0 for others, like `lengths`.
+        """
+        event, ops = self.event, self.event.ops
+        t, h, happens, end = (event.number(k) for k in range(4))
+        ops.copy(happens, self.over)
+        self._find_root(y)
+        ops.map(end, lambda happens, t, h, end: where(happens > 0.0, t + h, end), happens, t, h, end)
+        ops.map(lengths, _chosen, self._hits, h.expand(1), lengths)
+        return self._hits
+
+    def _find_root(self, y: View) -> None:
         """Record the length of the last step, at first the whole one, and the state after it if there is an event."""
-        ops, tried = self.ops, self.ops.scratch("length tried", (1,))
-        t, h, happens = (self._number(k) for k in range(3))
+        event, ops, function, least, most = self.event, self.event.ops, self._function, self._least, self._most
+        t, h, happens = (event.number(k) for k in range(3))
+        tried = ops.scratch("length tried", (1,))
         low, high, value, active = (ops.scratch(name, (1,)) for name in ("low", "high", "event tried", "searching"))
-        new = ops.scratch("event state", (self.n,))
+        new = ops.scratch("event state", (event.n,))
         tolerated = 4.0 * float(np.finfo(ops.dtype).eps)
         whole = ops.scratch("whole length", (1,))
         ops.copy(whole, h)
         ops.fill(low, 0.0)
         ops.copy(high, h)
         ops.copy(active, happens)
-        step = self._step("tried")
+        step = event.last_step("tried")
         with ops.loop(ITERATIONS, closed=True, skip_where_zero=lambda _: active):
             ops.map(tried, _secant, low, high, least, most)
             step(new, tried)
@@ -150,94 +255,21 @@ class Event:
         step(new, h)
         ops.map(y, _chosen, happens, new, y)
 
-    def _step(self, name: str) -> Callable[[View, View], None]:
-        """A function that records the last step with a length."""
-        ops = self.ops
-        stages = range(self.tableau.stages)
-        slopes = [ops.scratch(f"slope {i} {name}", (self.n,)) for i in stages]
-        seen = ops.scratch(f"seen {name}", (self.inputs.width,))
-        rhs = at_once(ops, self.rhs)
-
-        def record(new: View, h: View) -> None:
-            for i in stages:
-                move(
-                    ops, self.tableau, seen.slice(-1, 0, self.n), self.before, h, [a[i] for a, _ in self.tableau.halves], slopes
-                )
-                self.inputs.record(seen, self._number(0), h, self.tableau.c[i])
-                rhs.forward(ops, seen, slopes[i])
-            move(ops, self.tableau, new, self.before, h, [b for _, b in self.tableau.halves], slopes)
-
-        return record
-
-    def pullback(self, y: View, d_y: View, d_end: View) -> View:
-        """Record the gradients of the event's parameters, and add to `d_y` the part of the time of the event, whose cotangent
-        is `d_end`.
-
-        Returns the gradient by the event's input.
-        """
-        ops, n, width = self.ops, self.n, self.inputs.width
-        seen, value, one = ops.scratch("seen by the event", (width,)), ops.scratch("event", (1,)), ops.scratch("one", (1,))
-        ops.copy(seen.slice(-1, 0, n), y)
-        self.inputs.record(seen, self._number(0), self._number(1), 1.0)
-        d_seen, d_event = ops.scratch("slope of the event", (width,)), ops.scratch("d_event", (width,))
-        ops.fill(one, 1.0)
-        self.node.forward(ops, seen, value)
-        self.node.at_a_step(lambda view: view, unread(ops), {}).pullback(ops, seen, value, one, d_seen)
-        pair, along = ops.scratch("cotangents of the end", (2, n)), ops.scratch("by the length", (2, 1))
-        ops.copy(pair.index(1, 0), d_y)
-        ops.copy(pair.index(1, 1), d_seen.slice(-1, 0, n))
-        with ops.loop(2, closed=True) as at:
-            self._by_length(at.now(along, 1), at.now(pair, 1))
-        by_time = [d_seen.slice(-1, width - 1, width)] if self.inputs.time else []
-        weight = ops.scratch("d_value", (1,))
-        ops.map(weight, _implicit, self.happens, along.index(1, 0), along.index(1, 1), d_end, *by_time)
-        self.node.pullback(ops, seen, value, weight, d_event)
-        ops.map(d_y, lambda a, b: a + b, d_y, d_event.slice(-1, 0, n))
-        return d_event
-
-    def _by_length(self, out: View, d: View) -> None:
-        """Record the gradient by the length of the last step, from the cotangent of its end."""
-        ops, tableau, n, width = self.ops, self.tableau, self.n, self.inputs.width
-        h, stages = self._number(1), range(tableau.stages)
-        slopes, seen, d_slope = ([ops.scratch(f"{name} {i} of the last step", (m,)) for i in stages]
-                                 for name, m in (("slope", n), ("seen", width), ("d_slope", n)))  # fmt: skip
-        d_seen = [ops.scratch(f"d_x{i} of the last step", (width,)) for i in stages]
-        nodes = [at_once(ops, self.rhs, unread(ops)) for _ in stages]
-        zero = ops.scratch("zero", (n,))
-        ops.fill(zero, 0.0)
-        moves = [ops.scratch(f"move {i}", (n,)) for i in range(tableau.stages + 1)]
-        rows = [*([a[i] for a, _ in tableau.halves] for i in stages), [b for _, b in tableau.halves]]
-        for i, rhs in enumerate(nodes):
-            move(ops, tableau, moves[i], zero, 1.0, rows[i], slopes)
-            move(ops, tableau, seen[i].slice(-1, 0, n), self.before, h, rows[i], slopes)
-            self.inputs.record(seen[i], self._number(0), h, tableau.c[i])
-            rhs.forward(ops, seen[i], slopes[i])
-        move(ops, tableau, moves[-1], zero, 1.0, rows[-1], slopes)
-        terms, total = ops.scratch("by the length of each", (n,)), ops.scratch("along", (1,))
-        ops.map(terms, lambda a, b: a * b, d, moves[-1])
-        d_states = [view.slice(-1, 0, n) for view in d_seen]
-        for i in reversed(stages):
-            pull_slope(ops, tableau, d_slope[i], d, h, i, d_states)
-            nodes[i].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
-            ops.map(terms, lambda total, a, b: total + a * b, terms, d_states[i], moves[i])
-        ops.sum(total, terms)
-        times = [(c, view.slice(-1, width - 1, width)) for c, view in zip(tableau.c, d_seen, strict=False) if c]
-        if self.inputs.time and times:
-            ops.map(total, lambda total, *d: total + sum(c * each for (c, _), each in zip(times, d, strict=True)), total,
-                    *(view for _, view in times))  # fmt: skip
-        ops.copy(out, total)
-
 
 def _chosen(hit: Any, new: Any, old: Any) -> Any:
     return where(hit > 0.0, new, old)
 
 
-def _hit(direction: str, old: Any, new: Any, h: Any, done: Any) -> tuple[Any, Any]:
-    """Whether the event is in this step, and whether it is in this one or an earlier one."""
+def _hit(
+    direction: str, old: Any, new: Any, begin: Any, length: Any, over: Any, t: Any, h: Any, least: Any, most: Any
+) -> tuple[Any, ...]:
+    """Whether the event is in this step, in this or an earlier one, or not so far; and what is kept of its step."""
     up, down = (old < 0.0) & (new >= 0.0), (old > 0.0) & (new <= 0.0)
     crosses = {"both": up | down, "up": up, "down": down}[direction]
-    now = where(crosses & (h > 0.0) & (done == 0.0), 1.0, 0.0)
-    return now, maximum(done, now)
+    now = where(crosses & (length > 0.0) & (over == 0.0), 1.0, 0.0)
+    over = maximum(over, now)
+    pairs = ((begin, t), (length, h), (old, least), (new, most))
+    return now, over, 1.0 - over, *(where(now > 0.0, each, kept) for each, kept in pairs)
 
 
 def _secant(low: Any, high: Any, least: Any, most: Any) -> Any:

@@ -19,7 +19,7 @@ from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
-SEGMENT = 8  # attempts of step control in a segment, by default; a segment is done or left out as a whole
+SEGMENT = 8  # steps in a segment, by default, with step control or an event; a segment is done or left out as a whole
 
 
 Around = tuple[Steps, ...]  # loops over segments, the outermost first
@@ -76,13 +76,19 @@ class Grid:
         """The segments."""
         if self.attempts is not None:
             return _cut(self.attempts, self.every or SEGMENT)
-        if not self.apart and (self.every is None or self.every >= self.needed):
+        every = self.most
+        if not self.apart and (every is None or every >= self.needed):
             return Cut(1, self.needed)
-        if self.every is None or self.within:
-            parts, length, spare = _cut(self.steps, self.every or SEGMENT)
+        if every is None or self.within:
+            parts, length, spare = _cut(self.steps, every or SEGMENT)
             return Cut(self.intervals * parts, length, spare)
-        parts, length, spare = _cut(self.intervals, self.every // self.steps)
+        parts, length, spare = _cut(self.intervals, every // self.steps)
         return Cut(parts, length * self.steps, spare)
+
+    @property
+    def most(self) -> int | None:
+        """How many equal steps a segment has at most."""
+        return self.every or (SEGMENT if self.ends else None)
 
     @property
     def total(self) -> int:
@@ -92,12 +98,12 @@ class Grid:
     @property
     def repeats(self) -> bool:
         """Whether a pullback repeats the steps of each segment, from a checkpoint."""
-        return self.attempts is not None or self.cut.segments > 1
+        return self.attempts is not None or self.ends or self.cut.segments > 1
 
     @property
     def within(self) -> bool:
         """Whether segments lie between two times."""
-        return self.apart or (self.every is not None and self.every < self.steps)
+        return self.apart or (self.most is not None and self.most < self.steps)
 
     @property
     def own(self) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from chains.expr import exp, log, maximum, where
+from chains.jets.directions import Directions
 from chains.jets.jet import Jet
 from chains.layers.node import Node
 from chains.layers.ode.grid import Around
@@ -49,20 +50,22 @@ def record_solution(ops: Recorder, out: View, matrix: View, right: View) -> None
     largest, chosen = ops.scratch("largest", (1,)), ops.scratch("chosen", (1,))
     row, pivot = ops.scratch("row of the pivot", (n + m,)), ops.scratch("pivot", (1,))
     numbers = ops.constant("numbers of rows", np.arange(n, dtype=np.float64))
-    ops.copy(both.slice(-1, 0, n), matrix)
-    ops.copy(both.slice(-1, n, n + m), right)
-    ops.fill(free, 1.0)
-    with ops.loop(n, closed=True) as at:
-        mark = at.now(marks, 1)
-        ops.map((column, size), lambda a, free: (a, where(free > 0.5, abs(a), -1.0)), at.now(both, 2), free)
-        ops.max(largest, size)
-        ops.map(rank, lambda size, largest, number: where(size == largest, number, -1.0), size, largest, numbers)
-        ops.max(chosen, rank)
-        ops.map((mark, free), _marked, numbers, chosen, free)
-        ops.matmul(row.expand(1), mark.expand(1), both)
-        ops.matmul(pivot.expand(1), mark.expand(1), column.expand(2))
-        ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1), pivot.expand(1))
-    ops.matmul(out, marks, both.slice(-1, n, n + m))
+    with ops.loop(1, closed=True, solves=(out, matrix, right)):
+        ops.copy(both.slice(-1, 0, n), matrix)
+        ops.copy(both.slice(-1, n, n + m), right)
+        ops.fill(free, 1.0)
+        with ops.loop(n, closed=True) as at:
+            mark = at.now(marks, 1)
+            ops.map((column, size), lambda a, free: (a, where(free > 0.5, abs(a), -1.0)), at.now(both, 2), free)
+            ops.max(largest, size)
+            ops.map(rank, lambda size, largest, number: where(size == largest, number, -1.0), size, largest, numbers)
+            ops.max(chosen, rank)
+            ops.map((mark, free), _marked, numbers, chosen, free)
+            ops.matmul(row.expand(1), mark.expand(1), both)
+            ops.matmul(pivot.expand(1), mark.expand(1), column.expand(2))
+            ops.map(row, lambda row, pivot: row / pivot, row, pivot)
+            ops.map(both, _eliminated, both, mark.expand(2), column.expand(2), row.expand(1))
+        ops.matmul(out, marks, both.slice(-1, n, n + m))
 
 
 def _marked(number: Any, chosen: Any, free: Any) -> tuple[Any, Any]:
@@ -70,29 +73,27 @@ def _marked(number: Any, chosen: Any, free: Any) -> tuple[Any, Any]:
     return where(number == chosen, 1.0, 0.0), where(number == chosen, 0.0, free)
 
 
-def _eliminated(a: Any, mark: Any, column: Any, row: Any, pivot: Any) -> Any:
+def _eliminated(a: Any, mark: Any, column: Any, row: Any) -> Any:
     """An entry of the pivot's row, divided by the pivot, or of another row, without the column."""
-    scaled = row / pivot
-    return where(mark > 0.5, scaled, a - column * scaled)
+    return where(mark > 0.5, row, a - column * row)
 
 
-def record_tangents(ops: Recorder, rhs: Node, seen: View, value: View) -> list[View | None]:
+def record_tangents(ops: Recorder, rhs: Node, seen: View, value: View) -> View | None:
     """Record a right-hand side's `value`, (batch, n), at `seen`, a whole buffer: (batch, n + others).
 
-    Returns its derivatives by each of the first n numbers of `seen`, (batch, n); None for one that is zero.
+    Returns the derivatives by the first n numbers of `seen`, a row for each: (batch, n, n), or (n, n) if all samples have the
+    same ones; None if all are zero.
     """
-    n, jet = value.sample_shape[-1], Jet(ops, (1,) * value.sample_shape[-1])
-    units = ops.constant("units", np.eye(n, seen.sample_shape[-1]))
-    for j in range(n):
-        tangent = ops.scratch(f"tangent {j}", seen.sample_shape)
-        ops.copy(tangent, units.index(0, j))
-        jet.perturb(seen, (j, 1), tangent)
-    begun = len(ops.operations)
+    n, jet, along = value.sample_shape[-1], Jet(ops, (1,)), ops.scratch("direction", seen.sample_shape)
+    around = ops.pop_operations()
     rhs.forward(ops, seen, value)
-    recorded = ops.operations[begun:]
-    del ops.operations[begun:]
-    jet.record(recorded)
-    return [jet.coefficient(value, (j, 1)) for j in range(n)]
+    jet.perturb(seen, (0, 1), along)
+    jet.record(ops.pop_operations())
+    slope = jet.coefficient(value, (0, 1))
+    along_one, ops.operations = ops.operations, around
+    rows = Directions(ops, {along.buffer: ops.constant("units", np.eye(n, seen.sample_shape[-1]))}, samples=True)
+    rows.record(along_one)
+    return None if slope is None else rows.rows_of(slope)
 
 
 ITERATIONS = 16  # of Newton's method for each stage, at most
@@ -159,18 +160,18 @@ class ImplicitStages:
     def _prepare(self, inverse: View, seen: View, h: Length) -> None:
         """Record the inverse of ``1 - h * gamma * J``, and the slope, at this input of the right-hand side."""
         ops, gamma, n = self.ops, self.gamma, self.n
-        matrix, identity = ops.scratch("newton matrix", (n, n)), ops.constant("identity", np.eye(n))
+        matrix, identity = ops.scratch("newton matrix, transposed", (n, n)), ops.constant("identity", np.eye(n))
         at = ops.scratch("where the step begins", seen.sample_shape)
         ops.copy(at, seen)
-        for j, slope in enumerate(record_tangents(ops, self.rhs, at, self._value)):
-            column, unit = matrix.index(2, j), identity.index(1, j)
-            if slope is None:
-                ops.copy(column, unit)
-            elif isinstance(h, View):
-                ops.map(column, lambda one, slope, h: one - h * gamma * slope, unit, slope, h)
-            else:
-                ops.map(column, lambda one, slope: one - h * gamma * slope, unit, slope)
-        record_inverse(ops, inverse, matrix)
+        slopes = record_tangents(ops, self.rhs, at, self._value)
+        if slopes is None:
+            ops.copy(matrix, identity)
+        elif isinstance(h, View):
+            length = h.expand(-1) if h.batched else h
+            ops.map(matrix, lambda one, slope, h: one - h * gamma * slope, identity, slopes, length)
+        else:
+            ops.map(matrix, lambda one, slope: one - h * gamma * slope, identity, slopes)
+        record_inverse(ops, inverse, matrix.swap(1, 2))
 
     def _iterate(self, seen: View, before: View, slope: View, h: Length, inverse: View) -> None:
         """Record the slope and the state of a stage, from a guess of the slope and the state without the slope."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import nan
 from typing import Any, ClassVar
 
@@ -16,12 +17,12 @@ import numpy as np
 from chains.expr import where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode.adjoint import Adjoint
-from chains.layers.ode.events import DIRECTIONS, Event
+from chains.layers.ode.events import DIRECTIONS, Event, Watch
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.implicit import LARGEST_STATE, ImplicitControl, ImplicitSolution
 from chains.layers.ode.methods import METHODS, Row, Tableau
 from chains.layers.ode.right_side import Inputs, check_deterministic
-from chains.layers.ode.solution import Solution
+from chains.layers.ode.solution import Solution, Until
 from chains.layers.ode.step_control import Attempts, StepControl
 from chains.layers.recurrent import keep_each_step, mask_of
 from chains.program.recorder import Recorder
@@ -347,39 +348,36 @@ class ODE(Layer):
         """Record the solution up to the event."""
         n, grid = y.sample_shape[-1] - 1, self._grid
         rows, last_row = y.slice(1, 0, grid.intervals + 1), y.index(1, grid.intervals + 1)
-        states, solved = ops.scratch("all states", (grid.total + 1, n)), ops.scratch("solved", (grid.intervals + 1, n))
+        solved, last = ops.scratch("solved", (grid.intervals + 1, n)), ops.scratch("last of the times", (1,))
         times = self._times(ops, x, None) if self._own_times else None
         solution, clock = self._solution(ops, x, solved, s, times, None), self._clock_of_event(ops, times)
-        start, event = x.slice(-1, 0, n), self._event(solution, s)
-        if self.rtol is not None:
-            attempts = Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints)
-            control = StepControl(ops, self._tableau, solution.rhs, self.rtol, self.atol, clock, solution.inputs)
-            control.record(solved, grid, attempts, states, leaves_out=True)
-        else:
-            if times is None:
-                for view, each in zip((s.begins, s.lengths), grid.equal(), strict=True):
-                    ops.copy(view, ops.constant("steps", each[:, None]))
-            else:
-                grid.fill(ops, times, s.begins, s.lengths)
-                start = self._nan_if_falling(ops, start, times)
-            state = ops.scratch("state before the event", (n,))
-            ops.copy(state, start)
-            solution._run((), grid.total, state, states.slice(1, 0, grid.total), keeps=False)
-            ops.copy(states.index(1, grid.total), state)
-        last, final = ops.scratch("last of the times", (1,)), ops.scratch("final state", (n,))
+        start, event, final = x.slice(-1, 0, n), self._event(solution, s), ops.scratch("final state", (n,))
         if times is None:
             ops.copy(last, clock.slice(-1, grid.intervals, grid.intervals + 1))
         else:
             ops.max(last, clock)
-        ops.copy(final, solved.index(1, grid.intervals) if self.rtol is not None else states.index(1, grid.total))
-        hits = event.forward(states, s.begins, s.lengths, last, final)
-        if self.rtol is None:
-            solution.forward(start, solved)
+        watch = Watch(event, grid.total, start, clock.slice(-1, 0, 1), last)
+        if self.rtol is not None:
+            attempts = Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints)
+            control = StepControl(ops, self._tableau, solution.rhs, self.rtol, self.atol, clock, solution.inputs)
+            control.record(solved, grid, attempts, watch=watch)
         else:
+            if times is None:
+                begins, lengths = (ops.constant("steps", each[:, None]) for each in grid.equal())
+                ops.copy(s.begins, begins)
+            else:
+                lengths = ops.scratch("lengths without the event", (grid.total, 1))
+                grid.fill(ops, times, s.begins, lengths)
+                start = self._nan_if_falling(ops, start, times)
+            ops.fill(s.lengths, 0.0)
+            replace(solution, until=Until(watch, lengths)).forward(start, solved)
+        ops.copy(final, solved.index(1, grid.intervals))
+        hits = watch.end(s.lengths, final)
+        if self.rtol is not None:
             ops.map(s.ends, lambda hit, t, end: where(hit > 0.0, t, end), hits, event.end.expand(1), s.ends)
-            self._end_early(ops, solved, clock.expand(-1), event, final)
-            begins = s.begins.split(1, grid.cut.segments).index(2, 0)
-            self._end_early(ops, s.checkpoints, begins, event, final)
+        self._end_early(ops, solved, clock.expand(-1), event, final)
+        begins = s.begins.split(1, grid.cut.segments).index(2, 0)
+        self._end_early(ops, s.checkpoints, begins, event, final)
         ops.copy(last_row.slice(-1, 0, n), final)
         ops.copy(rows.slice(-1, 0, n), solved)
         offset = solution.inputs.first
@@ -525,7 +523,7 @@ def _within(mask: Any, y: Any) -> Any:
 def trace_of(ode: ODE) -> Layer:
     """The trace of a layer, with its parameters: a layer whose output are the steps."""
     made = _Trace.__new__(_Trace)
-    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps, adjoint=False)  # one segment
+    vars(made).update(ode.__getstate__(), checkpoint_every=ode.max_steps or ode._grid.needed, adjoint=False)  # one segment
     return made
 
 

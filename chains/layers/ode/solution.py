@@ -1,7 +1,7 @@
 """The steps of a differential equation, being recorded: forwards, and backwards for the pullback.
 
 With several segments, the forward pass keeps the state at the beginning of each, and the pullback repeats the steps of a
-segment from there. With step control, the search for the steps is the forward pass.
+segment from there. With step control, the search for the steps is the forward pass; with an event, that for its step is.
 """
 
 from __future__ import annotations
@@ -10,18 +10,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chains.expr import where
 from chains.layers.node import Node
+from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Around, Grid, part
 from chains.layers.ode.methods import Length, Tableau, move, pull_slope
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once
 from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
+
+
+class Until(NamedTuple):
+    """The search for an event, and how long all steps would be without it."""
+
+    watch: Watch
+    lengths: View
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,8 @@ class Solution:
         With step control, the times since the first one.
     lengths : View, optional
         The lengths of the steps of each sample, (batch, steps, 1), if they differ.
+    until : Until, optional
+        For `forward`, the event to search for. Segments after it are left out.
     """
 
     ops: Recorder
@@ -50,6 +60,7 @@ class Solution:
     s: Any
     clock: View | None = None
     lengths: View | None = None
+    until: Until | None = None
 
     @property
     def n(self) -> int:
@@ -83,7 +94,7 @@ class Solution:
 
     def _run(self, at: Around, length: int, state: View, befores: View | None, *, keeps: bool) -> None:
         """Record steps from state to state. `befores` are filled with the states before each step."""
-        ops, tableau, n, s = self.ops, self.tableau, self.n, self.s
+        ops, tableau, n, s, until = self.ops, self.tableau, self.n, self.s, self.until
         stages = range(tableau.stages)
         known = self.inputs.at_stages(self.grid, tableau)
         alone = None if keeps else at_once(ops, self.rhs)
@@ -93,6 +104,9 @@ class Solution:
             h = self._length(at, step)
             if befores is not None:
                 ops.copy(step.now(befores, 1), state)
+            if until is not None and isinstance(h, View):
+                ops.map(h, lambda over, h: where(over > 0.0, 0.0, h), until.watch.over, self._now(until.lengths, at, step))
+                until.watch.before(state)
             slopes = values or [step.now(s.k, 1).index(1, i) for i in stages]
             for i, k in enumerate(slopes):
                 seen = rows_seen[i] if alone else step.now(s.x, 1).index(1, i)
@@ -107,6 +121,8 @@ class Solution:
                     self.rhs.at_a_step(kept.array, lambda _, view: view, {}).forward(ops, seen, k)
                     kept.keep()
             move(ops, tableau, state, state, h, [b for _, b in tableau.halves], slopes)
+            if until is not None and isinstance(h, View):
+                until.watch.after(at, step, self._now(s.begins, at, step), h, state)
 
     def _record_inputs(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
         """Record the right-hand side's features after the state, at the time c * h after the beginning of a step."""
@@ -212,13 +228,16 @@ class Solution:
     def _segments(self, *, backwards: bool = False, failed: View | None = None) -> Iterator[Around]:
         """A context: operations recorded inside are done for each segment. It gives the enclosing loop, if there is one.
 
-        With step control, segments without a step are left out. The first one is always done, for solutions that have failed.
+        With step control, and after events, segments without a step are left out. The first one is always done for solutions
+        that have failed.
         """
         if not self.grid.repeats:
             yield ()
             return
         skip = None
-        if self.clock is not None:
+        if (until := self.until) is not None:
+            skip = lambda _: until.watch.searching  # noqa: E731
+        elif self.clock is not None or self.grid.ends:
             needed = lengths = self.s.lengths
             if failed is not None:
                 needed = self.ops.scratch("steps needed", lengths.sample_shape)

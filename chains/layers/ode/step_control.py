@@ -17,6 +17,7 @@ import numpy as np
 
 from chains.expr import exp, log, maximum, minimum, sqrt, where
 from chains.layers.node import Node
+from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.methods import Row, Tableau, move
 from chains.layers.ode.right_side import Inputs, at_once
@@ -73,12 +74,12 @@ class StepControl:
     inputs: Inputs
 
     def record(
-        self, y: View, grid: Grid, attempts: Attempts, states: View | None = None, *, leaves_out: bool = False
+        self, y: View, grid: Grid, attempts: Attempts, states: View | None = None, watch: Watch | None = None
     ) -> None:  # fmt: skip
         """Record how `attempts` and the states at the times are filled; states that are not reached are NaN.
 
-        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Without them, or with `leaves_out`,
-        attempts that no sample needs may be left out; their states are 0.
+        With `states`, also those before and after all attempts, (batch, attempts + 1, n). Without them, attempts that no sample
+        needs may be left out. With a `watch`, these are also the attempts after the event.
         """
         ops, n, start = self.ops, self.inputs.n, self.inputs.x.slice(-1, 0, self.inputs.n)
         t, h, last, left = (ops.scratch(name, (1,)) for name in ("t", "h", "last time", "left"))
@@ -101,9 +102,8 @@ class StepControl:
         rhs.forward(ops, seen, slopes[0])
         self._first_length(h, t, last, state, slopes[0], seen, rhs)
         ops.map(left, _left, last, t)
-        skip = (lambda _: left) if states is None or leaves_out else None
+        skip = (lambda _: left) if states is None else None
         if states is not None:
-            ops.fill(states, 0.0)
             ops.copy(states.index(1, 0), state)
         with ops.loop(grid.cut.segments, closed=True, skip_where_zero=skip) as segment:
             ops.copy(segment.now(attempts.checkpoints, 1), state)
@@ -112,6 +112,8 @@ class StepControl:
                 begin, tries, taken, end = (at.now(view, 1) for view in parts)
                 if grid.cut.spare:
                     self._skip_spare(h, grid, segment, at)
+                if watch is not None:
+                    watch.before(state)
                 tried, reached = self._next_length(h, t, last)
                 new, error = self._step(rhs, seen, state, t, tried, slopes)
                 ops.copy(begin, t)
@@ -124,6 +126,9 @@ class StepControl:
                     after = segment.part(states.slice(1, 1, grid.total + 1), 1, grid.cut.length)
                     ops.copy(at.now(after, 1), state)
                 self._keep(found, t, state, taken)
+                if watch is not None:
+                    watch.after((segment,), at, begin, taken, state)
+                    ops.map(t, lambda t, over, last: where(over > 0.0, last, t), t, watch.over, last)
                 ops.map(left, _left, last, t)
         ops.copy(y, found)
 

@@ -11,6 +11,7 @@ from chains.backends.native.kernels.block_shapes import BlockShapes, block_shape
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, PTR, Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import accumulate, accumulators_for, panels
+from chains.backends.native.llvm.shuffles import shuffled
 from chains.expr import Formula
 from chains.lowering.axes import Axis, loops_over
 from chains.program.operations import AllReduce, Map, Random, Reduce
@@ -109,17 +110,17 @@ def _map_elements(frame: Frame, operation: Map) -> None:
     views = operation.outs + operation.ins
     n_outs = len(operation.outs)
 
-    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
         ins = [values[k] if k in values else f.load(type, pointers[k], mask) for k in range(n_outs, len(views))]
-        for k, result in enumerate(evaluate(f, formula, ins, type)):
-            f.store(result, pointers[k], mask)
+        return evaluate(f, formula, ins, type)
 
     nest(frame, loops_over(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 
 
 # The body of a nest of loops. It gets pointers to the current elements, the values of operands that are constant along the
-# innermost loop (as vectors, by operand), the type to load, and the mask of the lanes in use.
-NestBody = Callable[[list[Value], dict[int, Value], Type, Value | None], None]
+# innermost loop, or gathered (as vectors, by operand), the type to load, and the mask of the lanes in use. It returns the
+# results.
+NestBody = Callable[[list[Value], dict[int, Value], Type, Value | None], list[Value]]
 
 
 def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype, n_outs: int, body: NestBody) -> None:
@@ -137,7 +138,9 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
         length = frame.extent(inner.extent)
 
         def chunk(i: Value, mask: Value | None) -> None:
-            body(_moved(f, inner, pointers, i, scalar), fixed, type, mask)
+            at = _moved(f, inner, pointers, i, scalar)
+            for result, target in zip(body(at, fixed, type, mask), at, strict=False):
+                f.store(result, target, mask)
 
         if lanes == 1:
             f.loop(integer(0), length, 1, lambda i, _: chunk(i, None))
@@ -155,22 +158,39 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
             chunk(whole, f.lane_mask(lanes, inner.extent % lanes))
 
     def run_rows(pointers: list[Value]) -> None:
-        """Rows shorter than a vector: as many rows as a vector has lanes are as many vectors as a row has numbers."""
+        """Rows shorter than a vector: as many rows as a vector has lanes are as many vectors as a row has numbers.
+
+        Where operands have gaps between rows, or one number for each row, vectors hold whole rows.
+        """
         outer, size = loops[-2], int(inner.extent)  # type: ignore[arg-type]
         repeated = [k for k in range(n_outs, len(pointers)) if outer.strides[k] == 0]
         patterns = {k: _repeated(f, pointers[k], inner.strides[k], size, type) for k in repeated}
         rows = frame.extent(outer.extent)
+        strides = list(zip(outer.strides, inner.strides, strict=True))
+        apart = [k for k, each in enumerate(strides) if k not in patterns and each != (size, 1)]
 
         def vector(first: Value, j: int, mask: Value | None) -> None:
-            start = f.add(f.mul(first, size), j * lanes)
-            at = [p if k in patterns else f.address(p, start, scalar) for k, p in enumerate(pointers)]
-            body(at, {k: pattern[j] for k, pattern in patterns.items()}, type, mask)
+            start, row = f.add(f.mul(first, size), j * lanes), f.add(first, j * lanes // size)
+            at = [
+                p if k in patterns else f.address(p, f.mul(row, strides[k][0]) if k in apart else start, scalar)
+                for k, p in enumerate(pointers)
+            ]
+            values = {k: pattern[j] for k, pattern in patterns.items()}
+            values |= {k: _joined(f, at[k], strides[k], size, type) for k in apart if k >= n_outs}
+            for k, result in enumerate(body(at, values, type, mask)):
+                if k in apart:
+                    _store_apart(f, result, at[k], strides[k][0], size)
+                else:
+                    f.store(result, at[k], mask)
 
         def block(first: Value, _: list[Value]) -> None:
             for j in range(size):
                 vector(first, j, None)
 
         first, _ = f.loop(integer(0), f.add(rows, 1 - lanes), lanes, block)
+        if apart:
+            f.loop(first, rows, 1, lambda i, _: run_inner(_moved(f, outer, pointers, i, scalar)))
+            return
         rest = f.mul(f.binary("sub", rows, first), size)
         for j in range(size):
             left = f.binary("sub", rest, integer(j * lanes))
@@ -184,10 +204,15 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
 
 
 def _has_short_rows(loops: Sequence[Axis], n_outs: int, lanes: int) -> bool:
-    """Whether rows are shorter than a vector, and each operand is contiguous over the rows or the same for all of them."""
+    """Whether rows are shorter than a vector, and each operand is contiguous over the rows or the same for all of them.
+
+    Where vectors can hold whole rows, operands may also have gaps between rows, or one number for each row.
+    """
     if len(loops) < 2 or not isinstance(size := loops[-1].extent, int) or not size < lanes:
         return False
     strides = list(zip(loops[-2].strides, loops[-1].strides, strict=True))
+    if size > 1 and lanes % size == 0:
+        return all(across == 1 and down for down, across in strides[:n_outs]) and all(across in (0, 1) for _, across in strides)
     return all(each == (size, 1) for each in strides[:n_outs]) and all(
         each in ((size, 1), (0, 0), (0, 1)) for each in strides[n_outs:]
     )
@@ -207,6 +232,30 @@ def _repeated(f: Function, pointer: Value, stride: int, size: int, type: Type) -
             vector = f.assign(type, f"insertelement {vector}, {each}, i64 {lane}")
         vectors.append(vector)
     return vectors
+
+
+def _joined(f: Function, start: Value, strides: tuple[int, int], size: int, type: Type) -> Value:
+    """A vector of rows of `size` numbers, or of one number repeated `size` times, which begin some elements apart."""
+    (down, across), count = strides, type.lanes // size
+    scalar, numbers = Type(type.name), Type(type.name, count)
+    places = [f.address(start, integer(k * down), scalar) for k in range(count)]
+    if across:
+        parts = [f.load(Type(type.name, size), place) for place in places]
+        while len(parts) > 1:
+            lanes = range(2 * parts[0].type.lanes)
+            parts = [shuffled(f, a, b, lanes) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+    vector = f.load(numbers, start) if down == 1 else Value("poison", numbers)
+    for k, place in enumerate(places if down != 1 else ()):
+        vector = f.assign(numbers, f"insertelement {vector}, {f.load(scalar, place)}, i64 {k}")
+    return shuffled(f, vector, None, [lane // size for lane in range(type.lanes)])
+
+
+def _store_apart(f: Function, vector: Value, start: Value, down: int, size: int) -> None:
+    """Store a vector of rows of `size` numbers, which begin `down` elements apart."""
+    for k in range(vector.type.lanes // size):
+        row = shuffled(f, vector, None, range(k * size, (k + 1) * size))
+        f.store(row, f.address(start, integer(k * down), Type(vector.type.name)))
 
 
 def step_through(
@@ -291,15 +340,15 @@ def lower_copy(frame: Frame, out: View, source: View) -> None:
         _scalar_map(frame, Map((out,), (source,), Formula(("x",), (), (0,))))
         return
 
-    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
-        f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
+        return [values[1] if 1 in values else f.load(type, pointers[1], mask)]
 
     nest(frame, loops_over(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
 
 
 def lower_fill(frame: Frame, out: View, value: float) -> None:
-    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
-        frame.f.store(number(type, value), pointers[0], mask)
+    def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
+        return [number(type, value)]
 
     nest(frame, loops_over(out.shape, (out,)), [frame.base(out)], out.dtype, 1, body)
 

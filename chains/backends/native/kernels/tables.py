@@ -25,8 +25,8 @@ def lower_gather(frame: Frame, operation: Gather) -> None:
     f = frame.f
     target, source = _row(out, index.ndim), _row(table, 1)
 
-    def copy(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
-        f.store(values[1] if 1 in values else f.load(type, pointers[1], mask), pointers[0], mask)
+    def copy(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
+        return [values[1] if 1 in values else f.load(type, pointers[1], mask)]
 
     def take(at: Value, row: Value) -> None:
         nest(frame, loops_over(target.shape, (target, source)), [at, row], out.dtype, 1, copy)
@@ -47,12 +47,12 @@ def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = Fal
         f.when(begins, lambda: lower_fill(frame, out, 0.0))
     target, added = _row(out, 1), _row(source, index.ndim)
 
-    def add(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> None:
-        x = values[1] if 1 in values else f.load(type, pointers[1], mask)
-        f.store(f.binary("fadd", f.load(type, pointers[0], mask), x), pointers[0], mask)
+    def add(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
+        before, x = (values[k] if k in values else f.load(type, pointers[k], mask) for k in (1, 2))
+        return [f.binary("fadd", before, x)]
 
     def put(at: Value, row: Value) -> None:
-        nest(frame, loops_over(target.shape, (target, added)), [row, at], out.dtype, 1, add)
+        nest(frame, loops_over(target.shape, (target, target, added)), [row, row, at], out.dtype, 1, add)
 
     _each_row(frame, out, index, source, put)
 
@@ -205,9 +205,9 @@ class _Update:
         """Fill rows with a formula of other rows and of scalars, which are constant along a row."""
         f = self.f
 
-        def body(pointers: list[Value], fixed: dict[int, Value], type: Type, mask: Value | None) -> None:
-            ins = [fixed[k] if k in fixed else f.load(type, pointers[k], mask) for k in range(n_outs, len(pointers))]
-            for pointer, result in zip(pointers, formula(ins, type), strict=False):
-                f.store(result, pointer, mask)
+        def body(pointers: list[Value], fixed: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
+            return formula(
+                [fixed[k] if k in fixed else f.load(type, pointers[k], mask) for k in range(n_outs, len(pointers))], type
+            )
 
         nest(self.frame, [Axis(self.width, tuple(int(each) for each in varies))], pointers, self.dtype, n_outs, body)

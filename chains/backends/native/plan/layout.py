@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chains.backends.native.kernels.images import Relayout
+from chains.backends.native.kernels.solve import solve_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Operation, Pool, Reduce
@@ -27,6 +28,17 @@ from chains.program.view import Batch, Buffer, View, c_strides
 IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
 _FLEXIBLE = (Map, Reduce, Copy, Fill)
 PAGE_BYTES = 4096
+
+
+def solve_in_lanes(plan: ExecutionPlan) -> ExecutionPlan:
+    """Solve small linear systems by a kernel, instead of the operations of the loops that record them."""
+
+    def solved(operation: Operation) -> Operation:
+        if not isinstance(operation, Loop):
+            return operation
+        return solve_of(operation) or operation.around([solved(each) for each in operation.body])
+
+    return replace(plan, steps=tuple(replace(step, operation=solved(step.operation)) for step in plan.steps))
 
 
 def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import describe_products, fuse_update_into_large_products, fuse_update_into_tiles
-from chains.backends.native.plan.layout import arrange_layout, pad_rows
+from chains.backends.native.plan.layout import arrange_layout, pad_rows, solve_in_lanes
 from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.segments import cut_into_segments
 from chains.backends.native.plan.teams import partition_rows, place_barriers
@@ -20,6 +20,7 @@ Pass = Callable[[ExecutionPlan], ExecutionPlan]
 Watch = Callable[[str, ExecutionPlan], None]
 
 PASSES: tuple[Pass, ...] = (
+    solve_in_lanes,
     arrange_layout,
     pad_rows,
     fuse_update_into_large_products,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from chains.backends.native.kernels import gemm, matmul, winograd
+from chains.backends.native.kernels import gemm, matmul, solve, winograd
 from chains.backends.native.kernels.products import FusedProduct, needs_packing, packed_columns
 from chains.backends.native.kernels.samples import indexed_input
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
@@ -104,7 +104,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     operations = list(all_operations(operation for step in plan.steps for operation in step.operations))
     spaces = [winograd.workspace(operation, lanes, plan.processor.registers) for operation in operations]
-    spaces += [matmul.workspace(operation, lanes) for operation in operations]
+    spaces += [kernel.workspace(operation, lanes) for kernel in (matmul, solve) for operation in operations]
     packs = any(step.fused_product for step in plan.products)
     spaces += [gemm.workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)
