@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, nan
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,14 +136,17 @@ class SteadyState(Layer):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         n, (node,) = self.size, s.children
-        state, width = s.seen.slice(-1, 0, n), s.seen.sample_shape[0]
+        at = SimpleNamespace(**{name: ops.scratch(name, getattr(s, name).sample_shape) for name in ("seen", "value", "slopes")})
+        state, width = at.seen.slice(-1, 0, n), at.seen.sample_shape[0]
         if width > n:
-            ops.copy(s.seen.slice(-1, n, width), x.slice(-1, self._own, x.sample_shape[0]))
+            ops.copy(at.seen.slice(-1, n, width), x.slice(-1, self._own, x.sample_shape[0]))
         if self._own:
             ops.copy(state, x.slice(-1, 0, n))
         else:
             ops.copy(state, ops.constant("guess", np.broadcast_to(np.array(self.guess, np.float64), (n,))))
-        failed, step = (self._newton if self.method == "newton" else self._anderson)(ops, node, state, s)
+        failed, step = (self._newton if self.method == "newton" else self._anderson)(ops, node, state, at)
+        for name in vars(at):
+            ops.copy(getattr(s, name), getattr(at, name))
         ops.map(y, lambda state, step, failed: where(failed > 0.0, nan, state - step), state, step, failed)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import Chain, Dense, Dropout, Equations, MSELoss, SteadyState
+from chains import ODE, Chain, Dense, Dropout, Equations, MSELoss, SteadyState, tanh
 from chains.expr import exp, log
 from tests.harness import BACKENDS, assert_close
 
@@ -53,6 +53,18 @@ def test_states_that_are_not_found_are_told(name, method):
     assert_close(dx[[0, 2]], 1.0 / (1.0 + 2.0 * net(good, p)), 1e-9)
     with pytest.raises(FloatingPointError, match="its input is not finite"):
         net(np.array([[np.nan]]), p)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_steady_state_in_each_step_of_an_equation(name):
+    """Its solution, found in a loop within the loop of the steps, is kept for each of them."""
+    rate = Chain(SteadyState(Chain(Dense(4, 3, tanh), Dense(3, 2)), 2, fixed_point=True), Dense(2, 2))
+    net = Chain(ODE(rate, (0.0, 0.5, 1.0), "rk4", 2), input_shape=(2,), backend=name)
+    p, x, dy = net.init(seed=0, dtype=np.float64) * 0.5, np.array([[1.0, -0.5], [0.2, 0.7]]), np.arange(12.0).reshape(2, 3, 2)
+    dp, _ = net.vjp(p, x, dy)
+    for k in (0, 7, 14, 19, len(p) - 1):
+        step = 1e-5 * (np.arange(len(p)) == k)
+        assert abs(dp[k] - ((net(x, p + step) - net(x, p - step)) * dy).sum() / 2e-5) < 1e-7
 
 
 def test_jacobians_are_exact_and_series_are_refused():
