@@ -1,8 +1,8 @@
 """A small network learns the exponential of 2x2 matrices: first with Adam, then with BFGS.
 
-It shows the whole of a session: the network as a table and as the operations it was recorded into, training
-with a progress bar, a minimiser that sees a function of a flat vector, and the losses of both. No data are
-downloaded. The task is the first example of SimpleChains.jl.
+It shows the whole of a session: the network as a table, training with a progress bar, a minimiser that sees a
+function of a flat vector, and the losses of both. With ``--program`` it also prints the operations of a step. No data
+are downloaded. The task is the first example of SimpleChains.jl.
 
     python examples/quickstart.py
 
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--iterations", type=int, default=200, help="iterations of BFGS at most (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", default="quickstart.png", help="file to save the plot to (%(default)s)")
+    parser.add_argument("--program", action="store_true", help="print the recorded operations of a step of training too")
     options = parser.parse_args(arguments)
 
     x, t = make_data(options.samples, 2 * options.seed)
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loss = SquaredLoss()
     p = net.init(seed=options.seed)
     print(net.summary(), "\n")
-    print(net.program(loss), "\n")
+    if options.program:
+        print(net.program(loss), "\n")
 
     def row(name: str, seconds: float) -> tuple[str, float, float, float, float]:
         error = float(np.median(np.abs(net(x_test, p) - t_test)))

@@ -52,7 +52,7 @@ QUICK = ["--samples", "300", "--epochs", "30", "--iterations", "3", "--plot"]
 
 def test_quickstart(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    load("quickstart").main([*QUICK, str(tmp_path / "plot.png")])
+    load("quickstart").main(["--program", *QUICK, str(tmp_path / "plot.png")])
     text = capsys.readouterr().out
     assert "in all                  from (4,)         756" in text
     assert "program gradient" in text
