@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.machine import describe
 from chains import GRU, LSTM, ODE, Chain, Dense, MSELoss, tanh
+from chains.backends.native.compiled import is_small
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.llvm.jit import assembly, optimised
 from chains.backends.native.llvm.target import processor
@@ -67,7 +68,7 @@ def phases(make: Callable[[], Program]) -> tuple[list[float], str]:
     times.append(time.process_time())
     optimised(text, machine, vectorize=False)
     times.append(time.process_time())
-    assembly(text, target)
+    assembly(text, target, is_small(program))
     times.append(time.process_time())
     recording, writing, parsing, passes, rest = (later - before for before, later in pairwise(times))
     return [

@@ -45,6 +45,7 @@ class CompiledProgram:
         return self._plans.get((batch, threads), lambda: MemoryPlan(self.signature, batch, threads, self.work))
 
 
+MAX_SMALL_OPERATIONS = 30_000  # of a sample; 4-32-16-4 has 4,000, 784-30-10 has 96,000
 COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; users keep alive those in use
 
 
@@ -88,9 +89,15 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
             made = compiled_program(program, processor, plan.parts, work, gathered)
         else:
             written = Compiler(plan).compiled()
-            made = CompiledProgram(written.signature, machine_code(written.text, FUNCTIONS, processor), work)
+            code = machine_code(written.text, FUNCTIONS, processor, small=is_small(program))
+            made = CompiledProgram(written.signature, code, work)
     files.store(name, f"{made.signature.text()}\n{made.code.name}".encode())
     return made
+
+
+def is_small(program: Program) -> bool:
+    """Whether a program computes so little for a sample that it should compile fast rather than run a twentieth faster."""
+    return program.flops() <= MAX_SMALL_OPERATIONS
 
 
 def listing_of(program: Program, processor: Processor, parts: int, gathered: bool, passes: bool) -> str:
@@ -101,4 +108,4 @@ def listing_of(program: Program, processor: Processor, parts: int, gathered: boo
     if passes:
         return passes_text(program, processor, parts, gathered)
     text = compile_program(program, processor, parts, gathered).text
-    return f"{program}\n\n{text}\n{assembly(text, processor)}"
+    return f"{program}\n\n{text}\n{assembly(text, processor, is_small(program))}"

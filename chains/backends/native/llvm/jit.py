@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -20,7 +19,8 @@ from chains.backends.native.llvm.target import Processor
 
 # Part of the name of cached code: raise the number whenever the same assembly gives other code.
 PIPELINE = (
-    "5: dead branches removed, loops rotated (passes of level 2 where vectorized), code of level 2, without strength reduction"
+    "6: dead branches removed, loops rotated (passes of level 2 where vectorized), code of level 2, small code without "
+    "strength reduction"
 )
 
 _locks = {"linking": Lock(), "making": Lock()}
@@ -49,14 +49,19 @@ def code_name(processor: Processor, *parts: str) -> str:
     return files.key(*parts, processor.cpu, processor.features, versions, PIPELINE)
 
 
-def machine_code(text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False) -> Code:
-    """The machine code of a module, whose `functions` can be called. Modules of the same text share it."""
-    name = code_name(processor, text, str(vectorize), *functions)
+def machine_code(
+    text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False, small: bool = False
+) -> Code:
+    """The machine code of a module, whose `functions` can be called. Modules of the same text share it.
+
+    `small` modules, which compute little, are compiled without strength reduction.
+    """
+    name = code_name(processor, text, str(vectorize), str(small), *functions)
     with _locks["making"]:
         found = _known(name, functions, processor)
         if found is None:
             machine = processor.machine()
-            with strength_reduction(not _has_short_addresses(text, processor)):
+            with strength_reduction(not (small and processor.is_x86)):
                 code = machine.emit_object(optimised(text, machine, vectorize))
             files.store(name, code)
             found = _made[name] = Code(name, code, functions, processor, cached=False)
@@ -69,16 +74,20 @@ def known_code(name: str, functions: Sequence[str], processor: Processor) -> Cod
         return _known(name, functions, processor)
 
 
-def assembly(text: str, processor: Processor) -> str:
+def assembly(text: str, processor: Processor, small: bool) -> str:
     """The processor's assembly of a module, for people to read."""
     machine = processor.machine()
-    with strength_reduction(not _has_short_addresses(text, processor)):
+    with strength_reduction(not (small and processor.is_x86)):
         return machine.emit_assembly(optimised(text, machine, vectorize=False))
 
 
 @contextmanager
 def strength_reduction(wanted: bool) -> Iterator[None]:
-    """Whether LLVM replaces products of loop counters by sums, which takes a third of the time that code takes."""
+    """Whether LLVM replaces products of loop counters by sums, which takes a third of the time that code takes.
+
+    x86 adds two registers and a constant in an address, so most loops are as fast without. Long loops of multiply-adds are not:
+    Intel's processors split those whose operand is at such an address.
+    """
     if not wanted:
         llvm.set_option("chains", "-disable-lsr=true")
     try:
@@ -86,14 +95,6 @@ def strength_reduction(wanted: bool) -> Iterator[None]:
     finally:
         if not wanted:
             llvm.set_option("chains", "-disable-lsr=false")  # the option is the process's, and others may use LLVM
-
-
-def _has_short_addresses(text: str, processor: Processor) -> bool:
-    """Whether code is as fast without strength reduction: x86 adds two registers and a constant in an address.
-
-    In long loops of multiply-adds it is not. Intel's processors split a multiply-add whose operand is at such an address.
-    """
-    return processor.kind != "neon" and not re.search(r"@(gemm|convolve|winograd)_", text)
 
 
 def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | None:
