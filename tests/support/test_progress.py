@@ -138,9 +138,9 @@ def test_compiling_is_announced(capsys, terminal, monkeypatch):
     native = pytest.importorskip("chains.backends.native.compiled")
     machine_code, shown = native.machine_code, []
 
-    def slowly(*arguments):
+    def slowly(*arguments, **settings):
         assert eventually(lambda: shown.append(capsys.readouterr().err) or "".join(shown).endswith("..."))
-        return machine_code(*arguments)
+        return machine_code(*arguments, **settings)
 
     monkeypatch.setenv("CHAINS_CACHE", "off")  # another test may have left the code there
     monkeypatch.setattr(progress, "NOTICE_SECONDS", 0.02)
