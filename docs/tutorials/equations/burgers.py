@@ -72,3 +72,6 @@ for axis, values, title in ((axes[0], u, "u"), (axes[1], u - exact, "error")):
     axis.set(title=title, xlabel="t", ylabel="x")
 axes[2].plot(*solution.problem.x.T, ".", markersize=1)
 axes[2].set(title="points", xlabel="t", ylabel="x")
+
+# %%
+# To try next: another viscosity, more points; :doc:`the page on equations </pinns>` has the settings that matter.

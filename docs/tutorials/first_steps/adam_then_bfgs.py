@@ -56,3 +56,6 @@ axis.semilogy(history.loss, label="Adam, epochs")
 axis.semilogy(len(history.loss) + np.arange(len(losses)), losses, label="BFGS, iterations")
 axis.set(xlabel="epoch or iteration", ylabel="loss")
 axis.legend()
+
+# %%
+# To try next: ``"SSBroyden"`` and ``"LM"`` in place of ``"BFGS"``; :doc:`the page on solvers </solvers>` compares SciPy's.

@@ -55,3 +55,6 @@ figure, axes = plt.subplots(1, 6, figsize=(9, 2), layout="constrained")
 for axis, k in zip(axes, wrong, strict=False):
     axis.imshow(x_test[k].reshape(8, 8), cmap="gray_r")
     axis.set(title=f"{t_test[k]}, read as {labels[k]}", xticks=[], yticks=[])
+
+# %%
+# To try next: another optimiser, dropout, or :doc:`convolutions </auto_tutorials/images/lenet>`.

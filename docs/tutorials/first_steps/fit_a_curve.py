@@ -49,3 +49,6 @@ right.set(xlabel="epoch", ylabel="loss")
 # The noise has the variance 0.0025, and the loss ends near it.
 
 print(f"loss {net.loss(p, x, t, MSELoss()):.4f}")
+
+# %%
+# To try next: more units, another activation, or :doc:`minimize </auto_tutorials/first_steps/adam_then_bfgs>` after Adam.

@@ -75,3 +75,6 @@ for ball in range(len(start)):
         clock += rows[-1, 2]
     axis.plot(measured[:, ball], 0.0 * measured[:, ball], "o", color=f"C{ball}")
 axis.set(xlabel="seconds", ylabel="metres", title="points: measured times of bounces")
+
+# %%
+# To try next: a ball in the plane, a wall; :doc:`the page on ODEs </ode>` has the rules of events.

@@ -66,3 +66,6 @@ for axis, (name, (mean, spread)) in zip(axes, bands.items(), strict=True):
     axis.plot(grid, mean)
     axis.plot(x, t, ".", color="black", markersize=4)
     axis.set(xlabel="x", ylim=(-3, 3), title=name)
+
+# %%
+# To try next: a larger gap, less noise; :doc:`the page on uncertainty </uncertainty>` says which way suits which problem.

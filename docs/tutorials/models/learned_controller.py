@@ -91,3 +91,7 @@ plt.show()
 # The pendulum swings back and forth until it has enough energy, then it stays upright:
 
 print(f"after 6 s: {np.degrees(state[0]):.1f} degrees")
+
+# %%
+# To try next: a longer horizon, limits on the states; :doc:`the page on control </control>` has Ipopt, Pyomo and exported
+# solvers.

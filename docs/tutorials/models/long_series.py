@@ -64,3 +64,6 @@ axis.plot(grid, growth, label="network")
 axis.plot(grid, 1.0 - grid, "--", color="black", label="truth")
 axis.set(xlabel="lynxes", ylabel="growth of hares")
 axis.legend()
+
+# %%
+# To try next: fewer segments, more noise; :doc:`the page on long series </shooting>` explains the stages of a fit.

@@ -71,3 +71,7 @@ axis.legend(ncols=3)
 
 errors = (Chain(ODE(rhs, np.arange(21.0), steps=10))(states[:1], p)[0] - states) ** 2
 print(f"error {errors[:fitted].mean():.3f} in the fitted years, {errors[fitted:].mean():.3f} in the five later ones")
+
+# %%
+# To try next: the other half of the equation as a network; :doc:`universal differential equations </universal>` says what
+# such a fit can show.

@@ -55,3 +55,6 @@ axes[2].hist(drawn[:, 50:].ravel(), 40, density=True, histtype="step", label="dr
 axes[2].set(xlabel="y", title="distribution from time 2.5 on")
 axes[2].legend()
 print(f"standard deviations: observed {paths[:, 50:].std():.3f}, drawn {drawn[:, 50:].std():.3f}")
+
+# %%
+# To try next: ``method="milstein"``, fewer steps; :doc:`the page on noise </noise>` compares the methods.

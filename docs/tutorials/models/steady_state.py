@@ -53,3 +53,6 @@ axes[1].plot(fine, found, label="network")
 axes[1].plot(fine, 2.0 / (1.0 + 3.0 * states[:, 1]), "k--", label="truth")
 axes[1].set(xlabel="feed", ylabel="rate constant")
 axes[1].legend()
+
+# %%
+# To try next: ``method="anderson"``, larger states; :doc:`the page on steady states </steady>` says when which one pays.

@@ -37,3 +37,6 @@ axis.plot(grid, middle, label="median")
 axis.plot(x, t, ".", color="black", markersize=4, label="data")
 axis.set(xlabel="x", ylabel="y", ylim=(-3, 3))
 axis.legend()
+
+# %%
+# To try next: a fit of each network to data of its own, by :doc:`Levenberg and Marquardt </fits>`.
