@@ -2,7 +2,7 @@
 Read digits
 ===========
 
-A small classifier of handwritten digits, 8 x 8 pixels each, which scikit-learn brings along: labels, the
+A small classifier of handwritten digits, 8 x 8 pixels each, from scikit-learn: labels, the
 cross-entropy, validation, an early end, and metrics.
 """
 

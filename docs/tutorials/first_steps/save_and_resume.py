@@ -2,8 +2,8 @@
 Save and resume
 ===============
 
-Parameters are an array, networks go into one file with them, and a training run that was killed goes on where it
-was, with the bits that it would have had.
+Parameters are an array, networks go into one file with them, and a training run that was killed continues from its
+last checkpoint, with the same bits.
 """
 
 import tempfile

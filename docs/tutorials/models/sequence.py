@@ -1,10 +1,10 @@
 """
-A sequence that goes on
-=======================
+A sequence, continued
+=====================
 
 Mackey and Glass (1977) wrote down how many blood cells a body makes. Their number today depends on that of 17 days ago, and
-it rises and falls without ever repeating. A recurrent network reads 64 days and foretells the next one; fed with its own
-answers, it runs on alone.
+it rises and falls without ever repeating. A recurrent network reads 64 days and predicts the next one. Then it continues
+the series from its own answers.
 """
 
 import os
@@ -44,17 +44,17 @@ print(f"{net.n_params} parameters, loss {history.loss[-1]:.1e}; the series has a
 carried = None
 for day in known[-200:]:
     y, carried = net.step(day[None], p, carried)
-foretold = []
+predicted = []
 for _ in later[:150]:
-    foretold.append(y.item())
+    predicted.append(y.item())
     y, carried = net.step(y, p, carried)
-error = np.abs(np.array(foretold) - later[:150])
+error = np.abs(np.array(predicted) - later[:150])
 repeated = np.abs(known[-1] - later[:50]).mean()
 print(f"mean error of the first 50 days: {error[:50].mean():.3f}; of the last known day, repeated: {repeated:.3f}")
 
 figure, axis = plt.subplots(figsize=(9, 3.5), layout="constrained")
 axis.plot(np.arange(-100, 150), series[1100:1350], color="0.6", label="the series")
-axis.plot(np.arange(150), foretold, label="the network on its own")
+axis.plot(np.arange(150), predicted, label="the network on its own")
 axis.axvline(0, color="black", lw=0.8)
 axis.set(xlabel="days", ylabel="blood cells")
 axis.legend()

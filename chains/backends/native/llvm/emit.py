@@ -104,6 +104,12 @@ def _constant(value: Value) -> int | None:
     return None if isinstance(value, Offset) or not value.text.lstrip("-").isdigit() else int(value.text)
 
 
+def _constant_last(a: Value, b: Value | int) -> tuple[Value, Value]:
+    """Two operands in an order in which a known number comes last."""
+    b = b if isinstance(b, Value) else integer(b)
+    return (a, b) if _constant(a) is None else (b, a)
+
+
 def _parts(value: Value) -> tuple[Value, int]:
     """A value as another one plus a constant."""
     return (value.base, value.constant) if isinstance(value, Offset) else (value, 0)
@@ -229,16 +235,12 @@ class Function:
     # Integers
 
     def add(self, a: Value, b: Value | int) -> Value:
-        x, y = _constant(a), b if isinstance(b, int) else _constant(b)
-        if x is not None and y is not None:
-            return integer(x + y)
-        if x is not None:
-            return self._plus(b, x)  # type: ignore[arg-type]
+        a, b = _constant_last(a, b)
+        x, y = _constant(a), _constant(b)
         if y is not None:
-            return self._plus(a, y)
-        assert isinstance(b, Value)
+            return self._plus(a, y) if x is None else integer(x + y)
+        (base, first), (other, second) = _parts(a), _parts(b)
         if isinstance(a, Offset) or isinstance(b, Offset):
-            (base, first), (other, second) = _parts(a), _parts(b)
             return self._plus(self.add(base, other), first + second)
         return self._once(a.type, f"add {a}, {b.text}")
 
@@ -247,16 +249,15 @@ class Function:
         return base if before + constant == 0 else Offset(self, base, before + constant)
 
     def mul(self, a: Value, b: Value | int) -> Value:
-        x, y = _constant(a), b if isinstance(b, int) else _constant(b)
-        if x is not None and y is not None:
+        a, b = _constant_last(a, b)
+        x, y = _constant(a), _constant(b)
+        if y is not None and x is not None:
             return integer(x * y)
-        if x is not None:
-            return self.mul(b, x)  # type: ignore[arg-type]
         if y == 1:
             return a
         if y is not None and isinstance(a, Offset):
             return self._plus(self.mul(a.base, y), a.constant * y)
-        return self._once(a.type, f"mul {a}, {b if isinstance(b, int) else b.text}")
+        return self._once(a.type, f"mul {a}, {b.text}")
 
     # Control
 
