@@ -10,8 +10,8 @@ import numpy as np
 from chains.backends import Executable
 from chains.backends.base import Single
 from chains.network import executables
+from chains.network.failed_solutions import check_solved
 from chains.network.network import network_of
-from chains.network.ode_steps import check_solved
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.memory import is_elsewhere

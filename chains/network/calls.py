@@ -15,8 +15,8 @@ import numpy as np
 from chains.backends import Executable
 from chains.losses import Loss
 from chains.network import checks, ensembles, executables, record
+from chains.network.failed_solutions import check_solved
 from chains.network.network import Network
-from chains.network.ode_steps import check_solved
 from chains.penalties import Penalty
 from chains.support import arguments
 from chains.support.checks import check_flags

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from chains.layers.base import Declaration, Layer
-from chains.layers.combine import Parallel, Residual, Series
+from chains.layers.base import Declaration
 from chains.layers.ode import ODE, trace_of
-from chains.layers.steady import SteadyState
-from chains.network import checks, executables
+from chains.network import checks, inner_layers
 from chains.network.network import Network, network_of
 from chains.support import arguments
-from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
 
-SOLVERS = (ODE, SteadyState)  # layers whose solutions may fail
 SMALL = 1e-4  # of the whole time: a shorter step of step control is a sign of a stiff problem,
 MANY = 0.1  # and so is a larger share of refused steps
 
@@ -75,98 +70,25 @@ def ode_steps(net: Any, p: Any, x: Any, *, lengths: Any = None) -> list[Trajecto
     """
     network = network_of(net)
     whole = network.declaration
-    odes = list(_odes(whole))
+    odes = list(inner_layers.find(whole, (ODE,)))
     if not odes:
         raise ValueError(f"`net` (={net!r}) has no ODE among its layers")
     p = checks.check_params(network, p, x, "ode_steps(net, p, x)")
     x = arguments.check_input(x, network.input_shape, ids=network.id_count)
-    steps = checks.lengths_of(lengths, x, whole)
-    found = next(_with_inputs(network, whole, p, x, steps), None)
+    lengths = checks.lengths_of(lengths, x, whole).get("lengths")
+    found = next(inner_layers.with_inputs(network, whole, p, x, (ODE,), lengths), None)
     if found is None:
         raise ValueError(f"`net` has layer {odes[0].name}, {odes[0].layer!r}, within a layer whose computation is not followed")
-    return _ways(network, *found, **steps)
+    return trajectories(network, *found, lengths)
 
 
-def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, **lengths: Any) -> None:
-    """Raise FloatingPointError if results are NaN because a solution ends before its last time."""
-    if is_elsewhere(results) or not np.isnan(results).any():
-        return
-    odes, followed = list(_odes(network.declaration, SOLVERS)), []
-    try:
-        for found in _with_inputs(network, network.declaration, p, x, lengths, SOLVERS):
-            if isinstance(found[0].layer, SteadyState):
-                problem = _not_found(network, *found)
-            else:
-                problem = next((way.problem for way in _ways(network, *found, **lengths) if way.problem), "")
-            if problem:
-                raise FloatingPointError(problem if len(odes) == 1 else f"layer {found[0].name}: {problem}")
-            followed.append(found[0])
-    except (TypeError, ValueError):  # a layer before it needs a state
-        pass
-    for d in odes:
-        if d not in followed:
-            raise FloatingPointError(
-                f"the result is NaN: a solution of layer {d.name}, {d.layer!r}, ended before its last time or was not found, "
-                "or its input was not finite; a network of that layer alone shows the reason"
-            )
-
-
-def _not_found(network: Network, d: Declaration, p: np.ndarray, x: Any) -> str:
-    """The message about steady states of a batch that were not found, with advice."""
-    layer, x = d.layer, np.asarray(x)
-    assert isinstance(layer, SteadyState)
-    failed = np.isnan(_outputs(network.part(layer, d.input), p, x, None)).any(1)
-    if not failed.any():
-        return ""
-    first = int(np.argmax(failed))
-    which = f"the steady state of sample {first} was not found, and {int(failed.sum())} of {len(failed)} in all were not"
-    if not np.isfinite(p).all() or not np.isfinite(x[first]).all():
-        return f"{which}: {'its input is' if np.isfinite(p).all() else 'the parameters are'} not finite"
-    return (
-        f"{which}: method={layer.method!r} did not converge within max_steps (={layer.max_steps}) from `guess` "
-        f"(={layer.guess!r}). Another guess may be nearer, the tolerances rtol and atol larger, or there is no such state"
-    )
-
-
-def _odes(d: Declaration, kinds: tuple[type[Layer], ...] = (ODE,)) -> Iterator[Declaration]:
-    """The differential equations within a declared layer, except those that are part of another's right-hand side."""
-    if isinstance(d.layer, kinds):
-        yield d
-    else:
-        for child in d.children:
-            yield from _odes(child, kinds)
-
-
-def _with_inputs(
-    network: Network, d: Declaration, p: np.ndarray, x: Any, given: dict[str, Any], kinds: tuple[type[Layer], ...] = (ODE,)
-) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
-    """The differential equations whose inputs can be computed, with their parameters and inputs; `given` may have lengths."""
-    if isinstance(d.layer, kinds):
-        yield d, p, x
-    if not isinstance(d.layer, (Series, Residual, Parallel)):
-        return
-    for k, child in enumerate(d.children):
-        own, p = p[: child.n_params], p[child.n_params :]
-        yield from _with_inputs(network, child, own, x, given, kinds)
-        if isinstance(d.layer, Series) and any(any(_odes(later, kinds)) for later in d.children[k + 1 :]):
-            before = network.part(child.layer, child.input)
-            x = _outputs(before, own, x, given.get("lengths") if child.has_time_axis else None)
-
-
-def _outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
-    """The outputs of a network of a part, which has no state."""
-    program = executables.forward_pass(network, p, False, lengths is not None)
-    data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
-    return executables.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
-
-
-def _ways(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any = None) -> list[Trajectory]:
+def trajectories(network: Network, d: Declaration, p: np.ndarray, x: Any, lengths: Any) -> list[Trajectory]:
     """The solutions of a differential equation from each of a batch of inputs."""
     ode = d.layer
     assert isinstance(ode, ODE)
     if network.declaration.has_time_axis:  # lengths are those of another layer's input
         lengths = None
-    rows = _outputs(network.part(trace_of(ode), d.input), p, np.asarray(x, p.dtype), lengths)
+    rows = inner_layers.outputs(network.part(trace_of(ode), d.input), p, np.asarray(x, p.dtype), lengths)
     sound = bool(np.isfinite(p).all())
     counts = [None] * len(rows) if lengths is None else np.asarray(lengths).tolist()
     return [
@@ -180,26 +102,26 @@ def _times(ode: ODE, sample: np.ndarray, count: int | None) -> np.ndarray:
     return np.asarray(ode.times if isinstance(ode.times, tuple) else sample[-ode.times :], np.float64)[:count]
 
 
-def _trajectory(ode: ODE, number: int, wanted: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
-    """The steps in the rows of a trace up to the `wanted` times; `sound` says whether parameters are finite."""
+def _trajectory(ode: ODE, number: int, requested: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
+    """The steps in the rows of a trace up to the `requested` times; `sound` says whether parameters are finite."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
     if ode.rtol is None:
-        taken = waiting = np.flatnonzero(begins < wanted.max())
-        times = np.append(wanted[:1], np.append(begins[1:], begins[-1] + lengths[-1])[taken])
+        taken = waiting = np.flatnonzero(begins < requested.max())
+        times = np.append(requested[:1], np.append(begins[1:], begins[-1] + lengths[-1])[taken])
         reached = True
     else:
-        clock = _clock(ode, wanted, rows.dtype)
+        clock = _clock(ode, requested, rows.dtype)
         waiting, taken = np.flatnonzero(begins < clock.max()), np.flatnonzero(lengths)
         since = np.append(clock[:1], rows[1:, 0][taken])
         here = since[:, None] == clock
-        times = np.where(here.any(1), wanted[here.argmax(1)], since + wanted[0])
+        times = np.where(here.any(1), requested[here.argmax(1)], since + requested[0])
         reached = since[-1] >= clock.max()
-    way = times, np.concatenate([states[:1], states[taken + 1]])
+    states = np.concatenate([states[:1], states[taken + 1]])
     refused = len(waiting) - len(taken)
-    problem = _problem(ode, number, wanted, way, refused, tried, bool(reached))
+    problem = _problem(ode, number, requested, times, states, refused, tried, bool(reached))
     if problem and not sound:
         problem = f"trajectory {number}: the parameters of the right-hand side are not finite"
-    return Trajectory(*way, refused, problem)
+    return Trajectory(times, states, refused, problem)
 
 
 def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
@@ -212,21 +134,22 @@ def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
 def _problem(
     ode: ODE,
     number: int,
-    wanted: np.ndarray,
-    way: tuple[np.ndarray, np.ndarray],
+    requested: np.ndarray,
+    times: np.ndarray,
+    states: np.ndarray,
     refused: int,
     tried: np.ndarray,
     reached: bool,
 ) -> str:
     """The reason why a solution ended early, with advice."""
-    (times, states), last = way, wanted.max()
-    if not np.isfinite(wanted).all():
-        return f"trajectory {number} has times {wanted}, but they must be finite"
-    if ode.rtol is not None and not (wanted >= wanted[0]).all():
-        return f"trajectory {number} has times {wanted}, but the first must come before the others"
-    if ode.rtol is None and (falls := np.diff(wanted) < 0.0).any():
+    last = requested.max()
+    if not np.isfinite(requested).all():
+        return f"trajectory {number} has times {requested}, but they must be finite"
+    if ode.rtol is not None and not (requested >= requested[0]).all():
+        return f"trajectory {number} has times {requested}, but the first must come before the others"
+    if ode.rtol is None and (falls := np.diff(requested) < 0.0).any():
         k = int(np.argmax(falls))
-        return f"trajectory {number} has times that must ascend, but {wanted[k + 1]:g} comes after {wanted[k]:g}"
+        return f"trajectory {number} has times that must ascend, but {requested[k + 1]:g} comes after {requested[k]:g}"
     bad = ~np.isfinite(states).all(1)
     if bad[0]:
         return f"trajectory {number} starts from a state that is not finite, {states[0]}"
@@ -242,7 +165,7 @@ def _problem(
         return ""
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
-    if refused > MANY * len(tried) or tried[-1] < SMALL * (last - wanted[0]):
+    if refused > MANY * len(tried) or tried[-1] < SMALL * (last - requested[0]):
         cause = "Perhaps the" if ode.implicit else "The problem is stiff there, which method='kvaerno5' is for, or its"
         reason = f"{cause} solution grows without bound; otherwise raise"
     else:

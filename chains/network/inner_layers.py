@@ -1,0 +1,47 @@
+"""Layers of some kinds within a network, with the inputs that they receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from chains.layers.base import Declaration, Layer
+from chains.layers.combine import Parallel, Residual, Series
+from chains.network import checks, executables
+from chains.network.network import Network
+
+Kinds = tuple[type[Layer], ...]
+
+
+def find(d: Declaration, kinds: Kinds) -> Iterator[Declaration]:
+    """The layers of these kinds within a declared layer, except those within one of these kinds."""
+    if isinstance(d.layer, kinds):
+        yield d
+    else:
+        for child in d.children:
+            yield from find(child, kinds)
+
+
+def with_inputs(
+    network: Network, d: Declaration, p: np.ndarray, x: Any, kinds: Kinds, lengths: Any
+) -> Iterator[tuple[Declaration, np.ndarray, Any]]:
+    """The layers of these kinds whose inputs can be computed, with their parameters and inputs."""
+    if isinstance(d.layer, kinds):
+        yield d, p, x
+    if not isinstance(d.layer, (Series, Residual, Parallel)):
+        return
+    for k, child in enumerate(d.children):
+        own, p = p[: child.n_params], p[child.n_params :]
+        yield from with_inputs(network, child, own, x, kinds, lengths)
+        if isinstance(d.layer, Series) and any(any(find(later, kinds)) for later in d.children[k + 1 :]):
+            before = network.part(child.layer, child.input)
+            x = outputs(before, own, x, lengths if child.has_time_axis else None)
+
+
+def outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
+    """The outputs of a network of a part, which has no state."""
+    program = executables.forward_pass(network, p, False, lengths is not None)
+    data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
+    return executables.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
