@@ -768,8 +768,12 @@ class Chain(Series):
         return len(self.layers)
 
     def __repr__(self) -> str:
+        arguments = [*map(repr, self.layers)]
+        if self._given_shape is not None and super().fixed_input() is None:
+            arguments.append(f"input_shape={self._given_shape}")
         names = sorted(self._frozen_names, key=[entry.name for entry in self.layout].index) if self._frozen_names else []
-        return super().__repr__() + (f".with_frozen({listed(map(repr, names))})" if names else "")
+        frozen = f".with_frozen({listed(map(repr, names))})" if names else ""
+        return f"{type(self).__name__}({', '.join(arguments)}){frozen}"
 
     if not TYPE_CHECKING:
 

@@ -26,7 +26,7 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     Parameters
     ----------
     model : keras.Sequential
-        A model that has been built, with channels last, Keras's default.
+        A model that has been built, with channels last, Keras's default. `LAYERS` names the layers that it may have.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
 
@@ -34,7 +34,8 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
     -------
     net : Chain
         The network. Its images are channels first: pass ``np.moveaxis(x, -1, 1)``. Kernels (height, width, in, out) become
-        (out, in, height, width), and weights after a Flatten are reordered to channels first.
+        (out, in, height, width), and weights after a Flatten are reordered to channels first. A model with recurrent layers or
+        an Embedding takes sequences (batch, steps, features) or ids (batch, steps), as in Keras.
     p, state
         As of `from_torch`.
 
@@ -47,39 +48,40 @@ def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.n
         raise TypeError(f"`model` (={shown(model)}) must be a Sequential model of Keras")
     if type(model).__name__ != "Sequential":
         raise TypeError(f"`model` (a {type(model).__name__}) must be a Sequential model")
-    reader = _Reader(model.input_shape[1:])
+    shape = tuple(model.input_shape[1:])
+    reader = _Reader(shape, any(type(layer).__name__ in OF_SEQUENCES for layer in model.layers))
     for layer in model.layers:
         reader.add(layer)
     kinds = {weight.dtype for layer in model.layers for weight in layer.get_weights()}
     dtype = np.float64 if np.dtype(np.float64) in kinds else np.float32
-    return assembled(reader.parts, _channels_first(tuple(model.input_shape[1:])), backend, dtype)
-
-
-def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (shape[-1], *shape[:-1])
+    return assembled(reader.parts, shape if reader.sequences else (shape[-1], *shape[:-1]), backend, dtype)
 
 
 class _Reader:
-    """Goes through the layers; `shape` is that of a sample in Keras, with the channels last."""
+    """Goes through the layers; `shape` is that of a sample in Keras, with the channels last, which `sequences` keep."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = tuple(shape)
+    def __init__(self, shape: tuple[int, ...], sequences: bool) -> None:
+        self.shape, self.sequences = shape, sequences
         self.parts: list[Part] = []
         self.flattened: tuple[int, ...] | None = None  # the shape of images whose elements are in Keras's order
 
     def add(self, layer: Any) -> None:
         name = type(layer).__name__
-        if name not in MAKERS:
-            raise TypeError(f"there is no layer like keras.layers.{name} here")
+        if name not in LAYERS:
+            raise TypeError(f"keras.layers.{name} cannot be read; the layers that can are {', '.join(sorted(LAYERS))}")
+        if self.sequences and len(self.shape) > 1 and name in OF_CHANNELS:
+            raise ValueError(
+                f"{name} cannot be read in a model with recurrent layers or an Embedding, whose features come last"
+            )
         if getattr(layer, "data_format", "channels_last") != "channels_last":
             raise ValueError(f"`data_format` (={layer.data_format!r}) of {name} must be 'channels_last'")
-        self.parts += MAKERS[name](self, layer)
+        self.parts += LAYERS[name](self, layer)
         if hasattr(layer, "compute_output_shape"):
             self.shape = tuple(layer.compute_output_shape((None, *self.shape)))[1:]
 
     def _dense(self, m: Any) -> list[Part]:
         weight, *bias = m.get_weights()
-        if len(self.shape) != 1:
+        if len(self.shape) != 1 and not self.sequences:
             raise ValueError(
                 f"Dense on samples of shape {self.shape} cannot be had with channels first: put a Flatten before it"
             )
@@ -93,7 +95,7 @@ class _Reader:
         *size, inputs, outputs = kernel.shape
         layer = layers.Conv(
             inputs * m.groups, outputs, tuple(size), stride=tuple(m.strides), dilation=tuple(m.dilation_rate), groups=m.groups,
-            padding=self._padding(m, m.strides), bias=bool(bias),
+            padding=self._padding(m), bias=bool(bias),
         )  # fmt: skip
         return [Part(layer, [np.moveaxis(kernel, (-1, -2), (0, 1)), *bias]), *self._activations(m)]
 
@@ -125,29 +127,78 @@ class _Reader:
         return np.moveaxis(vector.reshape(self.flattened), -1, 0).reshape(-1)
 
     def _flatten(self, m: Any) -> list[Part]:
-        if len(self.shape) > 1:
+        if len(self.shape) > 1 and not self.sequences:
             self.flattened = self.shape
         return [Part(layers.Flatten())]
 
     def _activations(self, m: Any) -> list[Part]:
         name = getattr(m.activation, "__name__", str(m.activation))
         if name in ("softmax", "log_softmax"):
-            if len(self.shape) > 1 and len(m.compute_output_shape((None, *self.shape))) > 2:
+            if len(self.shape) > 1 and not self.sequences and len(m.compute_output_shape((None, *self.shape))) > 2:
                 raise ValueError(f"`activation` (={name!r}) of {type(m).__name__} is along the channels, which come first here")
             return [Part(layers.Softmax() if name == "softmax" else layers.LogSoftmax())]
+        name = self._activation_name(m)
+        return [] if name == "identity" else [Part(layers.Activation(name))]
+
+    def _activation_name(self, m: Any) -> str:
+        name = getattr(m.activation, "__name__", str(m.activation))
         if name not in ACTIVATIONS:
             raise ValueError(f"`activation` (={name!r}) of {type(m).__name__} is not among those here")
-        return [] if name == "linear" else [Part(layers.Activation(ACTIVATIONS[name]))]
+        return ACTIVATIONS[name]
 
-    def _padding(self, m: Any, strides: Any) -> Any:
-        if m.padding == "same" and set(strides) != {1}:
-            raise ValueError(f"`padding` (='same') of {type(m).__name__} needs strides of 1 here")
-        if m.padding not in ("same", "valid"):
+    def _padding(self, m: Any) -> Any:
+        if m.padding == "valid" or (m.padding == "same" and set(m.strides) == {1}):
+            return m.padding
+        if m.padding != "same":
             raise ValueError(f"`padding` (={m.padding!r}) of {type(m).__name__} must be 'same' or 'valid' here")
-        return m.padding
+        sizes = zip(self.shape, m.kernel_size, m.strides, m.dilation_rate, strict=False)
+        totals = [max(((n - 1) // step) * step + (size - 1) * spread + 1 - n, 0) for n, size, step, spread in sizes]
+        return tuple((total // 2, total - total // 2) for total in totals)
+
+    def _embedding(self, m: Any) -> list[Part]:
+        if m.mask_zero:
+            raise ValueError("`mask_zero` of Embedding must be False: pass `lengths` to the network here")
+        return [Part(layers.Embedding(m.input_dim, m.output_dim), m.get_weights())]
+
+    def _recurrent(self, m: Any) -> list[Part]:
+        both = type(m).__name__ == "Bidirectional"
+        if both and m.merge_mode != "concat":
+            raise ValueError(f"`merge_mode` (={m.merge_mode!r}) of Bidirectional must be 'concat'")
+        cells = [m.forward_layer, m.backward_layer] if both else [m]
+        first, name = cells[0], type(cells[0]).__name__
+        if name not in RECURRENT:
+            raise TypeError(f"keras.layers.{name} cannot be read within Bidirectional")
+        functions = [first.activation.__name__, getattr(getattr(first, "recurrent_activation", None), "__name__", "sigmoid")]
+        settings = {"bidirectional": both, "return_sequences": first.return_sequences}
+        if name == "SimpleRNN":
+            settings["activation"] = self._activation_name(first)
+        elif functions != ["tanh", "sigmoid"]:
+            raise ValueError(
+                f"the activations of {name} must be 'tanh' and 'sigmoid', got {functions[0]!r} and {functions[1]!r}"
+            )
+        if first.go_backwards or first.dropout or first.recurrent_dropout:
+            raise ValueError(f"`go_backwards` of {name} must be False, `dropout` and `recurrent_dropout` 0: use a Dropout")
+        settings |= {"reset_after": first.reset_after} if name == "GRU" else {}
+        params = [array for cell in cells for array in _of_cell(cell)]
+        return [Part(RECURRENT[name](params[0].shape[0], first.units, **settings), params)]
 
 
-MAKERS: dict[str, Callable[[_Reader, Any], list[Part]]] = {
+def _of_cell(m: Any) -> list[np.ndarray]:
+    """The arrays of a recurrent layer, in the order of `layers`. A GRU's gates are (z, r, h) in Keras, (r, z, n) here."""
+    weight, recurrent, *bias = m.get_weights()
+    if not bias:
+        zeros = np.zeros(recurrent.shape[1], recurrent.dtype)
+        bias = [np.stack([zeros, zeros]) if getattr(m, "reset_after", False) else zeros]
+    arrays = [weight, recurrent, *np.atleast_2d(bias[0])]
+    if type(m).__name__ != "GRU":
+        return arrays
+    gates = (np.split(array, 3, axis=-1) for array in arrays)
+    return [np.concatenate([r, z, n], axis=-1) for z, r, n in gates]
+
+
+RECURRENT: dict[str, Callable[..., layers.Recurrent]] = {"SimpleRNN": layers.RNN, "LSTM": layers.LSTM, "GRU": layers.GRU}
+
+LAYERS: dict[str, Callable[[_Reader, Any], list[Part]]] = {
     "InputLayer": lambda reader, m: [],
     "Dense": _Reader._dense,
     **{f"Conv{ndim}D": _Reader._convolution for ndim in (1, 2)},
@@ -161,4 +212,8 @@ MAKERS: dict[str, Callable[[_Reader, Any], list[Part]]] = {
     "ReLU": lambda reader, m: [Part(layers.Activation("relu"))],
     "LeakyReLU": lambda reader, m: [Part(layers.Activation(leaky_relu(slope=m.negative_slope)))],
     "ELU": lambda reader, m: [Part(layers.Activation(elu(alpha=m.alpha)))],
+    "Embedding": _Reader._embedding,
+    **dict.fromkeys((*RECURRENT, "Bidirectional"), _Reader._recurrent),
 }
+OF_SEQUENCES = {"Embedding", "Bidirectional", *RECURRENT}
+OF_CHANNELS = {name for name in LAYERS if "1D" in name or "2D" in name} | {"BatchNormalization"}

@@ -92,7 +92,10 @@ def _parts(torch: Any, module: Any) -> list[Part]:
     if isinstance(module, own.Select):
         return [Part(layers.Select(module.indices))]
     if not type(module).__module__.startswith("torch.nn."):
-        raise TypeError(f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn")
+        raise TypeError(
+            f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn. For a module with "
+            "another `forward`, torch.onnx.export writes a file that chains.interop.from_onnx may read"
+        )
     if name in ("Sequential", "TransformerEncoder"):
         children = module if name == "Sequential" else [*module.layers, *([module.norm] if module.norm is not None else [])]
         return [part for child in children for part in _parts(torch, child)]

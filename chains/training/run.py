@@ -91,6 +91,8 @@ class Run:
         except KeyboardInterrupt:
             self._history.stopped = interrupted(self._history, self._processes)
         finally:
+            if self._history.epochs:
+                self._bar.show(_newest(self._history, self._epochs))
             self._bar.close()
         for callback in self._callbacks:
             finish = getattr(callback, "finish", None)
@@ -174,7 +176,7 @@ class Run:
             with self._interrupts.allowed:
                 for callback in self._callbacks:
                     self._stop(callback, callback(self._training_state()))
-        if bar.due() or history.epochs == self._epochs:
+        if bar.due():
             bar.show(_newest(history, self._epochs))
 
     def _stop(self, callback: Callback, reason: Any) -> None:

@@ -83,12 +83,14 @@ def test_dialogues_give_what_they_show(page):
     assert runner.failures == 0
 
 
-def test_the_photographs_of_what_is_included(tmp_path, monkeypatch):
-    """The snippet of docs/included.md, with patterns in place of CIFAR-10 and an epoch instead of five."""
+def test_units_and_photographs_of_what_is_included(tmp_path, monkeypatch, capsys):
+    """The snippets of docs/included.md, with patterns instead of CIFAR-10 and an epoch instead of five."""
     monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
     (tmp_path / "cifar10").mkdir()
     write_cifar10(tmp_path / "cifar10", monkeypatch)
-    (((_, code),),) = [snippets for snippets in sections("included") if snippets]
+    units, photographs = [code for snippets in sections("included") for _, code in snippets]
+    exec(compile(units, "docs/included.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("[[305.")
     session: dict[str, object] = {"__name__": "__main__"}
-    exec(compile(code.replace("epochs=5", "epochs=1"), "docs/included.md", "exec"), session)
+    exec(compile(photographs.replace("epochs=5", "epochs=1"), "docs/included.md", "exec"), session)
     assert np.isfinite(session["p"]).all()
