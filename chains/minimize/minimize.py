@@ -67,8 +67,8 @@ def minimize(
         The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
         Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; None, -inf and inf
-        stand for no bound. The start is moved within them. A gradient's entry counts for `gtol` at most as much as its
-        parameter may still move.
+        stand for no bound. They are not a pair for each parameter, as in SciPy's `minimize`. The start is moved within them. A
+        gradient's entry counts for `gtol` at most as much as its parameter may still move.
     state : array, optional
         The `state` of an earlier result of the same method: the first model of the curvature. It is not changed. The function
         may be another one, such as the same loss at other points. Not for rows.
@@ -188,6 +188,12 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
         raise TypeError("`bounds` are for vectors in the computer's memory, but `p` is on the GPU")
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(f"`bounds` (={shown(bounds)}) must be a pair (low, high) of numbers or arrays, as for `least_squares`")
+    pairs = all(isinstance(each, (tuple, list)) and len(each) == 2 for each in bounds)
+    if pairs and (isinstance(bounds, list) or all(isinstance(each, tuple) for each in bounds)):
+        raise TypeError(
+            f"`bounds` (={bounds!r}) could be (low, high), or a pair for each of two parameters, as for SciPy's `minimize`: "
+            "pass two arrays, (low, high)"
+        )
     ends = (none if each is None else each for each, none in zip(bounds, (-math.inf, math.inf), strict=True))
     try:
         low, high = (np.array(np.broadcast_to(np.asarray(each, np.float64), p.shape), order="C") for each in ends)
@@ -195,9 +201,11 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
         raise ValueError(
             f"`bounds` must be numbers or arrays that broadcast to the shape of `p`, {p.shape}: {error}"
         ) from error
-    if (wrong := ~(low <= high)).any():
+    if (wrong := ~((low <= high) & (low < math.inf) & (high > -math.inf))).any():
         pair = f"({low[wrong][0]:g}, {high[wrong][0]:g})"
-        raise ValueError(f"`bounds` must have low <= high for every parameter, with inf for no bound, got {pair}")
+        raise ValueError(
+            f"`bounds` must have low <= high for every parameter, and a number between them, with None for no bound, got {pair}"
+        )
     return low, high
 
 

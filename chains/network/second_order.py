@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,10 @@ class SecondOrder:
         return r, j
 
     def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
-        y = calls.forward(self.network, data["x"][part], p, None, data.get("state"), "eval", 0, None)
+        x = data["x"][part]
+        y = np.empty((len(x), *self.network.output_shape))
+        with suppress(FloatingPointError):  # a solution that ends early is NaN, from which minimisers step back
+            calls.forward(self.network, x, p, None, data.get("state"), "eval", 0, y)
         return y - data["t"][part].reshape(-1, *self.network.output_shape)
 
     def factors(self, data: Mapping[str, Any]) -> np.ndarray:

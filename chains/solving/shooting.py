@@ -7,6 +7,7 @@ Turan and Jäschke, arXiv 2109.06786.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -84,6 +85,8 @@ class MultipleShooting:
         check_is("ode", ode, ODE, "an `ODE`, such as ODE(rhs, times)")
         if isinstance(ode.times, int):
             raise ValueError(f"`ode` (={ode!r}) must have the times of the observations, not {ode.times} of each sample")
+        if ode.event is not None:
+            raise ValueError(f"`ode` (={ode!r}) must have no `event`: its solutions must have a state at all times")
         self.ode, self.times = ode, np.array(ode.times)
         states = np.array(as_numpy("observed", observed), np.float64)
         self.observed = states[None] if states.ndim == 2 else states
@@ -92,6 +95,8 @@ class MultipleShooting:
             raise ValueError(f"`observed` must have shape {wanted}, got {states.shape}")
         if np.isinf(self.observed).any():
             raise ValueError("`observed` must be finite, or NaN where nothing was observed, but holds an infinity")
+        if np.isnan(self.observed).all():
+            raise ValueError("`observed` must hold a number, but all are NaN")
         if check_count("segments", segments) > len(self.times) - 1:
             raise ValueError(f"`segments` (={segments}) must be at most {len(self.times) - 1}, the steps between the times")
         series, _, n = self.observed.shape
@@ -188,7 +193,8 @@ class MultipleShooting:
         Returns
         -------
         Shot
-            The parameters, the solutions and their error.
+            The parameters, the solutions and their error. If a solution explodes or ends early where the last fit begins, it
+            ends there: `error` is infinite or NaN, and `result.message` says so.
         """
         if np.ndim(continuity) != 1:
             raise TypeError(f"`continuity` (={continuity!r}) must be a sequence of weights, such as [1.0, 10.0]")
@@ -200,14 +206,14 @@ class MultipleShooting:
         with Progress(progress, len(weights) + 1, "fit", BAR_DELAY_SECONDS) as bar:
             for weight in weights:
                 q = minimize(self.objective(weight), q, method, **settings).x
-                gaps.append(self.largest_gap(q))
+                gaps.append(self._largest_gap(self._outputs(q)))
                 bar.show({"gap": f"{gaps[-1]:.2g}"})
                 bar.update()
             whole, n = self._whole, self.observed.shape[2]
             firsts = q[: self._n_starts].reshape(-1, self.segments, n)[:, 0].reshape(-1)
             result = minimize(whole.objective(), np.concatenate([firsts, q[self._n_starts :]]), method, **settings)
             bar.update()
-        states = whole.solve(result.x)
+        states = whole._states(whole._outputs(result.x))
         count = int((whole._weights > 0.0).sum())
         error = 2.0 * len(whole.x) * result.fun / max(1, count)
         return Shot(result.x[len(firsts) :], result.x[: len(firsts)].reshape(-1, n), states, gaps, error, result)
@@ -220,11 +226,7 @@ class MultipleShooting:
         q : array, shape (segments * series * n + n_params,)
             The initial states of all segments, and the equation's parameters.
         """
-        solved = self.net(self.x, q)[:, :-1].reshape(len(self.observed), self.segments, -1, self.observed.shape[2])
-        states = np.empty_like(self.observed)
-        for k, (places, counts) in enumerate(zip(self._places, self._is_counted(), strict=True)):
-            states[:, places[counts]] = solved[:, k, counts]
-        return states
+        return self._states(self._solved(q))
 
     def largest_gap(self, q: Any) -> float:
         """The largest gap between two segments, in units of the standard deviation of that number of the state.
@@ -234,7 +236,29 @@ class MultipleShooting:
         q : array, shape (segments * series * n + n_params,)
             The initial states of all segments, and the equation's parameters.
         """
-        gaps = abs(self.net(self.x, q)[:, -1]) / self._scale
+        return self._largest_gap(self._solved(q))
+
+    def _solved(self, q: Any) -> np.ndarray:
+        if np.shape(q) != (self.net.n_params,):
+            raise ValueError(f"`q` must have shape ({self.net.n_params},), as `start(p)`, got {np.shape(q)}")
+        return self.net(self.x, q)
+
+    def _outputs(self, q: np.ndarray) -> np.ndarray:
+        """The solutions of all segments and their gaps; NaN after the end of a solution that ends early."""
+        y = np.empty((len(self.x), *self.net.output_shape))
+        with suppress(FloatingPointError):
+            self.net(self.x, q, out=y)
+        return y
+
+    def _states(self, y: np.ndarray) -> np.ndarray:
+        solved = y[:, :-1].reshape(len(self.observed), self.segments, -1, self.observed.shape[2])
+        states = np.empty_like(self.observed)
+        for k, (places, counts) in enumerate(zip(self._places, self._is_counted(), strict=True)):
+            states[:, places[counts]] = solved[:, k, counts]
+        return states
+
+    def _largest_gap(self, y: np.ndarray) -> float:
+        gaps = abs(y[:, -1]) / self._scale
         return float(gaps[self._weights[:, -1, 0] > 0.0].max(initial=0.0))
 
     @cached_property
@@ -274,5 +298,9 @@ def _filled(times: np.ndarray, observed: np.ndarray, starts: Any) -> np.ndarray:
 
 def _deviations(states: np.ndarray) -> np.ndarray:
     """The standard deviation of each number of the state, over all series; 1 for one that never changes."""
-    deviation = states.reshape(-1, states.shape[2]).std(axis=0)
+    states = states.reshape(-1, states.shape[2])
+    for k, width in enumerate(np.ptp(states, axis=0)):
+        if width and not 1e-100 < width < 1e100:
+            raise ValueError(f"`observed` must vary by 1e-100 to 1e100, but number {k} of the state varies by {width:.3g}")
+    deviation = states.std(axis=0)
     return np.where(deviation > 0.0, deviation, 1.0)

@@ -118,6 +118,13 @@ def test_one_segment_is_a_network_of_the_whole_series():
     [
         ({"observed": WAVE[:-1]}, ValueError, r"`observed` must have shape \(13, n\) or \(series, 13, n\).*got \(12, 2\)"),
         ({"observed": np.where(WAVE > 0.9, np.inf, WAVE)}, ValueError, "`observed` must be finite, or NaN"),
+        ({"observed": WAVE * np.nan, "starts": [0.0, 0.0]}, ValueError, "`observed` must hold a number, but all are NaN"),
+        (
+            {"observed": WAVE * [1.0, 1e-160]},
+            ValueError,
+            "but number 1 of the state varies by .*e-160",
+        ),
+        ({"observed": WAVE * 1e200}, ValueError, "must vary by 1e-100 to 1e100, but number 0"),
         ({"observed": WAVE[:, :1]}, ValueError, r"`observed` has states \(n = 1\), but `ode` \(=.*\) n = 2"),
         ({"observed": "pelts"}, TypeError, "`observed`"),
         ({"observed": WAVE * [1.0, np.nan]}, ValueError, "`starts` is missing: number 1 of the state of series 0"),
@@ -132,9 +139,28 @@ def test_what_does_not_fit_is_refused(change, error, message):
         problem(**change)
 
 
+@pytest.mark.parametrize("settings", [{"steps": 2}, {"rtol": 1e-6}], ids=str)
+def test_a_fit_of_solutions_that_explode_says_so(settings):
+    """From k = 5 the segments are finite, and the whole solution is not."""
+    rhs = Equations(lambda y, k: k * y * y, inputs=("y",), parameters={"k": 1.0})
+    shooting = MultipleShooting(ODE(rhs, TIMES, **settings), np.exp(-TIMES)[:, None], 12, backend="numpy")
+    fit = shooting.fit([5.0], maxiter=0)
+    assert not fit.result.success
+    assert "is infinite or NaN" in fit.result.message
+    assert not np.isfinite(fit.error)
+    assert not np.isfinite(fit.states[0, -1, 0])
+    assert fit.p == [5.0]
+    assert np.isnan(shooting._whole.objective().residuals(fit.result.x)).any()  # from which SciPy's least_squares steps back
+
+
 def test_other_refusals():
     with pytest.raises(TypeError, match="`ode`"):
         MultipleShooting(decay(), WAVE, 3)
+    with pytest.raises(ValueError, match="must have no `event`"):
+        MultipleShooting(ODE(decay(), TIMES, event=Equations(lambda y, v: y, ("y", "v"))), WAVE, 3)
+    for call in (problem().solve, problem().largest_gap):
+        with pytest.raises(ValueError, match=r"`q` must have shape \(9,\), as `start\(p\)`, got \(2, 9\)"):
+            call(np.ones((2, 9)))
     with pytest.raises(ValueError, match="must have the times of the observations"):
         MultipleShooting(ODE(decay(), 13), WAVE, 3)
     with pytest.raises(ValueError, match="`continuity`"):
