@@ -67,8 +67,8 @@ def main() -> int:
     problems = arguments.problems or PROBLEMS
     rounds = arguments.rounds or (3 if options.quick else 11)
     seconds = arguments.seconds or (0.05 if options.quick else 0.2)
-    if not arguments.accuracy:
-        print(_plan(problems, options, rounds, seconds), end="\n\n", flush=True)
+    plan = _plan_of_accuracy(problems) if arguments.accuracy else _plan(problems, options, rounds, seconds)
+    print(plan, end="\n\n", flush=True)
     denied = simd.hold_to(arguments.simd) if arguments.simd else False
     facts = machine.describe()
     if arguments.simd:
@@ -107,6 +107,14 @@ def _plan(problems: Sequence[str], options: Options, rounds: int, seconds: float
         f"Each row of a table gets {rounds} turns of {seconds:g} s or more, after a run that is not timed.",
     ]
     return "\n".join(lines + ["Each row of torch.compile is compiled first, for 10 s or more."] * ("torch" in options.peers))
+
+
+def _plan_of_accuracy(problems: Sequence[str]) -> str:
+    """What is going to be trained."""
+    trained = [name for name in problems if hasattr(import_module(f"benchmarks.problems.{name}"), "accuracies")]
+    return (
+        f"Trains the networks of {', '.join(trained) or 'none'} once for each seed, and tests them on data they have not seen."
+    )
 
 
 def _race(contest: Contest, rounds: int, seconds: float) -> Table:

@@ -21,12 +21,13 @@ from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.support import arguments
-from chains.support.checks import check_c_name, check_flags, check_path, check_word
+from chains.support.checks import check_c_name, check_flags, check_path, check_word, with_hints
 from chains.support.messages import shown
 
 SUFFIXES = (".o", ".a", ".so", ".wasm", ".c")
 
 
+@with_hints
 def export(
     net: Chain,
     path: str | os.PathLike[str],

@@ -28,7 +28,7 @@ from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, 
 from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
 from chains.support.arrays import as_array
-from chains.support.checks import check_count, check_flags, check_number, check_word, takes
+from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
@@ -36,6 +36,7 @@ from chains.support.progress import Progress
 BAR_DELAY_SECONDS = 0.5  # seconds before a bar is shown
 
 
+@with_hints
 def minimize(
     function: Any, p: Array, method: str = "BFGS", *, memory: int = 10, gtol: float = 1e-5, ftol: float | None = None,
     maxiter: int | None = None, bounds: tuple[Any, Any] | None = None, state: Array | None = None,

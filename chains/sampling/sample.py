@@ -17,7 +17,7 @@ from chains.penalties import Penalty
 from chains.sampling.draws import Draws
 from chains.sampling.trajectories import Posterior, Trajectories
 from chains.support import arguments
-from chains.support.checks import check_count, check_flags, check_is, check_number
+from chains.support.checks import check_count, check_flags, check_is, check_number, with_hints
 from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
 from chains.support.progress import Progress
@@ -71,6 +71,7 @@ class HMC:
         vars(self).update({"leapfrog_steps" if name == "leaps" else name: value for name, value in state.items()})
 
 
+@with_hints
 def sample(
     net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, method: HMC, *, draws: int = 1000, warmup: int = 1000,
     thin: int = 1, seed: int = 0, weights: Any = None, lengths: Any = None, penalty: Penalty | None = None,

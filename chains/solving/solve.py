@@ -29,7 +29,7 @@ from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
 from chains.support.axes import new_axes
-from chains.support.checks import check_count, check_is, check_number, check_path, check_word
+from chains.support.checks import check_count, check_is, check_number, check_path, check_word, with_hints
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
 from chains.training.folder_lock import FolderLock
@@ -90,6 +90,7 @@ class Solution:
         return "\n".join([*lines, *([f"stopped: {self.stopped}"] if self.stopped else [])])
 
 
+@with_hints
 def solve(
     net: Chain, p: np.ndarray, problem: ResidualProblem, *,
     adam: int = 1000, optimizer: Optimizer | None = None, iterations: int = 5000, every: int = 500,

@@ -8,13 +8,16 @@ import operator
 import os
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from chains.support.messages import listed, meant, shown
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def is_real(value: Any) -> bool:
@@ -156,6 +159,21 @@ def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...],
         names = [p.name for p in signature(init).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
         hint = "".join(meant(name, names) for name in settings if name not in names)
         raise TypeError(f"{made.__name__}: {error}; its settings are {listed(names)}{hint}") from None
+
+
+def with_hints(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with errors about unknown arguments by keyword that name the argument which was probably meant."""
+    code = function.__code__
+    names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        if not names.issuperset(keywords):
+            unknown = next(name for name in keywords if name not in names)
+            raise TypeError(f"{code.co_name}() got an unexpected keyword argument {unknown!r}{meant(unknown, sorted(names))}")
+        return function(*args, **keywords)
+
+    return call
 
 
 def as_unmasked(name: str, value: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ SYNONYMS = {
     "num_channels": "channels", "num_groups": "groups", "normalized_shape": "shape",
     "xavier_normal": "glorot_normal", "xavier_uniform": "glorot_uniform",
     "kaiming_normal": "he_normal", "kaiming_uniform": "he_uniform",
-    "gpu": "cupy", "cuda": "cupy",
+    "gpu": "cupy", "cuda": "cupy", "validation_data": "validation",
 }  # fmt: skip
 MAX_NAMES_LISTED = 20
 MAX_VALUE_CHARACTERS = 100  # characters of a value

@@ -52,7 +52,7 @@ class FolderLock:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            warnings.warn(f"other trainings are not kept from writing to {str(self._folder)!r}: {error}", stacklevel=4)
+            warnings.warn(f"other trainings are not kept from writing to {str(self._folder)!r}: {error}", stacklevel=5)
         _HELD.append(self)
         return self
 

@@ -19,7 +19,7 @@ from chains.optimizers import Optimizer
 from chains.penalties import Penalty
 from chains.program.settings import numbers_of, structure
 from chains.support import arguments
-from chains.support.checks import check_count, check_flags, check_is
+from chains.support.checks import check_count, check_flags, check_is, with_hints
 from chains.support.memory import memory_of
 from chains.support.messages import counted, shown
 from chains.training.batches import ArrayBatches, SourceBatches, check_source, from_arrays, source_epoch, source_settings
@@ -37,6 +37,7 @@ from chains.training.source_steps import SourceSteps
 from chains.training.steps import ArraySteps, Steps
 
 
+@with_hints
 def train(
     net: Chain, p: np.ndarray, x: Any, t: Any, loss: Loss, optimizer: Optimizer | Sequence[Optimizer], *,
     epochs: int = 1, batch_size: int | None = None, seed: int | Sequence[int] = 0, shuffle: bool = True,

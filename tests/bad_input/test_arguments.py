@@ -10,6 +10,23 @@ from chains import Adam, Chain, Dense, SquaredLoss, tanh, train
 from tests.bad_input.support import CLASSIFIER, GOOD, NET, REFUSED, WITH_T, Calls, assert_refused
 
 
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: train(epoch=3), r"train\(\) got .* 'epoch'; did you mean `epochs`\?"),
+        (lambda: train(validation_data=3), r"'validation_data'; did you mean `validation`\?"),
+        (lambda: chains.minimize(max_iter=3), "'max_iter'; did you mean `maxiter`"),
+        (lambda: chains.solve(iteration=3), "'iteration'; did you mean `iterations`"),
+        (lambda: chains.sample(warm_up=3), "'warm_up'; did you mean `warmup`"),
+        (lambda: chains.export(derivates=3), r"'derivates'; did you mean `derivatives`\?"),
+        (lambda: train(something=3), "'something'$"),
+    ],
+)  # fmt: skip
+def test_misspelled_arguments(call, error):
+    with pytest.raises(TypeError, match=error):
+        call()
+
+
 @pytest.mark.parametrize("loss", ["mse", None, SquaredLoss, 3, np.subtract], ids=str)
 def test_wrong_loss(calls, loss):
     x, t = GOOD["x"], GOOD["t"]
