@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from chains.activations import Activation
 from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.series import indices
@@ -33,6 +34,7 @@ from chains.program.view import View
 from chains.residuals.loss import ResidualLoss
 
 IDS = np.dtype(np.int64)  # the type of ids in programs
+MAX_LINES = 16  # of an activation that counts as piecewise linear
 
 
 def forward(network: Network, dtype: Any, training: bool, *, masked: bool = False) -> Program:
@@ -288,6 +290,13 @@ def record_from_series(
     jet.record(forward)
     coefficients = {index: jet.coefficient(y, index) for index in indices(loss.orders)}
     present = {index: row for index, row in coefficients.items() if row is not None}
+    zero = [power for direction, power in coefficients if (direction, power) not in present and (direction, 1) in present]
+    kinked = [f for each in network.declaration.all for f in vars(each.layer).values() if _is_kinked(f)]
+    if zero and kinked:
+        raise ValueError(
+            f"{loss!r} has derivatives of order {min(zero)}, which are zero everywhere for this network, since its activation "
+            f"{kinked[0]} is piecewise linear: use a smooth one, such as tanh"
+        )
     jet.adjoint(dy, present)
     outputs = range(len(loss.outputs))
     with ops.label("residuals"):
@@ -299,6 +308,16 @@ def record_from_series(
     pullback = ops.pop_operations()
     ops.operations += before
     jet.record(pullback)
+
+
+def _is_kinked(f: Any) -> bool:
+    """Whether this is an activation that is piecewise linear, and not linear."""
+    if not isinstance(f, Activation):
+        return False
+    x = np.linspace(-8.0, 8.0, 1001)
+    with np.errstate(all="ignore"):
+        slopes = np.unique(np.broadcast_to(f.slope(x, f(x)), x.shape))
+    return 1 < len(slopes) <= MAX_LINES
 
 
 def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:

@@ -458,6 +458,20 @@ def test_a_loss_is_printed_with_its_equations():
     assert repr(problem.loss) == "ResidualLoss(u.t - (f * u.xx), v.tx; transform=x * u, v)"
 
 
+@pytest.mark.parametrize("f", ["relu", "leaky_relu", chains.activation("hat", lambda x: abs(x - 1.0))], ids=str)
+def test_piecewise_linear_networks_are_refused_for_second_derivatives(f):
+    def value(net, residual):
+        problem = ResidualProblem(("t", "x"), ("u",), [Term(residual, POINTS)])
+        return net.loss(net.init(dtype=np.float64), problem.x, problem.t, problem.loss)
+
+    net = Chain(Dense(2, 4, f), Dense(4, 1), backend="numpy")
+    with pytest.raises(ValueError, match=f"order 2, which are zero everywhere for this network, since its activation {f} is"):
+        value(net, lambda u: u.t - u.xx)
+    assert value(net, lambda u: u.t - u.x) > 0.0
+    assert value(Chain(Dense(2, 4, tanh), Dense(4, 4, f), Dense(4, 1), backend="numpy"), lambda u: u.t - u.xx) > 0.0
+    assert value(Chain(Dense(2, 1), backend="numpy"), lambda u: 1.0 + u.xx) == 1.0
+
+
 def test_data_of_another_problem_and_batch_statistics_are_refused():
     problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS)])
     net = small()
