@@ -24,6 +24,7 @@ from chains.support.memory import on_host
 
 NUMBERS_AT_ONCE = 2**24  # of a Jacobian
 MAX_ROUNDS = 1000  # of MacKay's iteration
+MAX_EXCESS = 1e-3  # of a sum of probabilities over one, as half types round
 
 
 class Laplace:
@@ -93,6 +94,10 @@ class Laplace:
         data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
         x, t = data["x"], data["t"]
         arguments.check_finite(np.dtype(np.float64), t=t)
+        if isinstance(loss, CrossEntropyLoss) and t.ndim > len(net.output_shape):
+            sums = np.asarray(t, np.float64).sum(-1)
+            if (wrong := abs(sums - 1.0) > MAX_EXCESS).any():
+                raise ValueError(f"`t` must have rows of probabilities that sum to one, got a sum of {sums[wrong][0]:g}")
         matrix = np.zeros((self._where.size, self._where.size))
         for y, j in self._linearised(x):
             rows = self._roots(y) @ j
@@ -137,6 +142,7 @@ class Laplace:
         p = np.exp(logits - logits.max(1, keepdims=True))
         return (p / p.sum(1, keepdims=True)).reshape(y.shape)
 
+    @np.errstate(all="ignore")
     def _choose(self, x: np.ndarray, t: np.ndarray, noise: float | None, prior_precision: float | None) -> None:
         """Noise and prior precision at a maximum of the evidence, by MacKay's iteration, and the evidence there."""
         theta = self._p[self._where].astype(np.float64)
@@ -161,11 +167,16 @@ class Laplace:
             if np.allclose((self.noise, self.prior_precision), before, rtol=1e-10, atol=0.0):
                 break
         if self._is_normal:
-            likelihood = -size * math.log(math.sqrt(2.0 * math.pi) * self.noise) - 0.5 * errors / self.noise**2
+            likelihood = -size * math.log(math.sqrt(2.0 * math.pi) * self.noise) - 0.5 * errors / self.noise / self.noise
         else:
             likelihood = -value * (size // self._classes if isinstance(self._loss, CrossEntropyLoss) else size)
         shares = np.log1p(self._eigenvalues / (self.noise**2 * self.prior_precision))
         self.log_evidence = float(likelihood - 0.5 * (shares.sum() + self.prior_precision * squares))
+        if not math.isfinite(self.log_evidence):
+            raise ValueError(
+                f"the log evidence is {self.log_evidence} for a noise of {self.noise:g} and a prior precision of "
+                f"{self.prior_precision:g}: their squares must be numbers, so choose other units of `t`"
+            )
 
     @property
     def effective_parameters(self) -> float:

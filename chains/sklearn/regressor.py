@@ -160,11 +160,10 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
         -------
         self
         """
-        targets = np.asarray(y, dtype=np.float64).reshape(len(y), -1)
-        y = np.reshape(self.predict(X), (-1, self.n_outputs_))
-        if targets.shape != y.shape:
-            raise ValueError(f"`y` must have {len(y)} samples of {self.n_outputs_} outputs, got {targets.shape}")
-        errors = abs(targets - y)
+        targets, predicted = np.asarray(y, dtype=np.float64), np.reshape(self.predict(X), (-1, self.n_outputs_))
+        if targets.shape not in (predicted.shape, predicted.shape[: 1 if self.n_outputs_ == 1 else 2]):
+            raise ValueError(f"`y` must have {len(predicted)} samples of {self.n_outputs_} outputs, got {targets.shape}")
+        errors = abs(targets.reshape(predicted.shape) - predicted)
         if not np.isfinite(errors).all():
             raise ValueError("`y` and the predictions for `X` must be finite")
         self.conformity_scores_: np.ndarray = np.sort(errors, axis=0)
@@ -196,7 +195,7 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
                 "`predict_interval` needs errors of other samples than those of `fit`: call `conformalize` first"
             )
         scores = self.conformity_scores_
-        rank = math.ceil((len(scores) + 1) * confidence_level - 1e-9)  # 1e-9: 0.9 * 10 is 9
+        rank = max(1, math.ceil((len(scores) + 1) * confidence_level - 1e-9))  # 1e-9: 0.9 * 10 is 9
         width = scores[rank - 1] if rank <= len(scores) else np.full(scores.shape[1], np.inf)
         y = self.predict(X).reshape(-1, self.n_outputs_)
         ends = np.stack([y - width, y + width], -1)

@@ -149,6 +149,15 @@ def test_what_does_not_fit_is_refused(change, message):
     for loss in (BCEWithLogitsLoss(), CrossEntropyLoss()):
         with pytest.raises(ValueError, match=r"`noise` \(=0\.3\) must be None with"):
             Laplace(NET, P, X, np.tile([0.0, 1.0], (40, 1)), loss, noise=0.3)
+    with pytest.raises(ValueError, match=r"`t` must have rows of probabilities that sum to one, got a sum of 1\.8"):
+        Laplace(NET, P, X, np.full((40, 2), 0.9), CrossEntropyLoss())
+    for target, given in (
+        (1e200 * np.tile(T, 2), {}),
+        (np.tile(T, 2), {"noise": 1e-200}),
+        (np.tile(T, 2), {"prior_precision": 5e-324}),
+    ):
+        with pytest.raises(ValueError, match=r"the log evidence is .* choose other units of `t`"):
+            Laplace(NET, P, X, target, **given)
     with pytest.raises(ValueError, match="`noise` \\(=None\\) must be given"):
         Laplace(NET, P, X, NET(X, P))
     with pytest.raises(ValueError, match="`prior_precision` \\(=None\\) must be given"):

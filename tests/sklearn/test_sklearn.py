@@ -637,6 +637,7 @@ def test_intervals_of_several_outputs():
     np.testing.assert_allclose(ends, np.stack([y - errors[-1], y + errors[-1]], -1))
     np.testing.assert_allclose(model.predict_interval(x, 0.5)[..., 1], y + errors[4])
     assert np.isinf(model.predict_interval(x, 0.91)).all()
+    np.testing.assert_allclose(model.predict_interval(x, 1e-12)[..., 1], y + errors[0])  # at least the smallest error
 
 
 def test_intervals_need_errors_of_the_present_network():
@@ -651,6 +652,8 @@ def test_intervals_need_errors_of_the_present_network():
         model.predict_interval(x, 1.0)
     with pytest.raises(ValueError, match="`y` must have 6 samples of 1 outputs"):
         model.conformalize(x, x)
+    with pytest.raises(ValueError, match=r"`y` must have 6 samples of 1 outputs, got \(\)"):
+        model.conformalize(x, 3.0)
     with pytest.raises(ValueError, match="must be finite"):
         model.conformalize(x, np.full(6, np.nan))
     with pytest.raises(NotFittedError, match="call `conformalize` first"):
