@@ -15,7 +15,7 @@ import numpy as np
 
 from chains.exporting.c_operations import PHILOX, PRELUDE, Context, indented, lines_of, literal
 from chains.exporting.header import ctype, declaration
-from chains.exporting.interface import ABOUT, Call, Interface, c_name, comment
+from chains.exporting.interface import ABOUT, Call, Interface, ScratchBytes, c_name, comment
 from chains.lowering.tiling import Tiles, is_large, only_continues
 from chains.program.alias import conflict
 from chains.program.loop import all_operations
@@ -25,9 +25,8 @@ from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 from chains.version import __version__
 
-TILE_BYTES = 16 << 10  # scratch of a tile with more than one sample
-MAX_SAMPLES = 64
-STACK_BYTES = 32 << 10
+TILE_BYTES = 1 << 10  # scratch of a tile with more than one sample: larger ones are no faster, and stacks may be small
+STACK_BYTES = 4 << 10
 NUMBERS_IN_LINE = 6
 
 
@@ -36,7 +35,9 @@ class CSource:
 
     def __init__(self, interface: Interface) -> None:
         self._functions = [_Function(call) for call in interface.calls]
-        self.interface = replace(interface, workspace=any(each.nbytes > STACK_BYTES or each.whole for each in self._functions))
+        workspace = any(each.nbytes > STACK_BYTES or each.whole for each in self._functions)
+        scratch = {each.call.name: each.scratch for each in self._functions}
+        self.interface = replace(interface, workspace=workspace, scratch=scratch)
 
     def text(self, header: str | None) -> str:
         """The source, which includes the header of this name if there is one."""
@@ -59,16 +60,10 @@ class CSource:
             yield from function.lines(interface)
         for end, count in interface.sizes.items():
             yield f"ptrdiff_t {name}_{end}(void) {{ return {count}; }}"
-        yield f"ptrdiff_t {name}_work_bytes(ptrdiff_t n) {{ {self._work_bytes()} }}"
+        for end, length in interface.work_bytes.items():
+            body = f"return {length.fixed} + n * {length.growth};" if length.growth else f"(void)n; return {length.fixed};"
+            yield f"ptrdiff_t {name}_{end}(ptrdiff_t n) {{ {body} }}"
         yield f'const char *{name}_version(void) {{ return "chains {__version__}, C99"; }}'
-
-    def _work_bytes(self) -> str:
-        if not self.interface.workspace:
-            return "(void)n; return 0;"
-        fixed = max(function.nbytes for function in self._functions) + ALIGNMENT
-        growth = max(sum(buffer.nbytes for buffer in function.whole) for function in self._functions)
-        lines = sum(len(function.whole) for function in self._functions) * ALIGNMENT
-        return f"return {fixed + lines} + n * {growth};"
 
 
 def _numbers(name: str, array: np.ndarray, dtype: np.dtype) -> Iterator[str]:
@@ -160,7 +155,7 @@ class _Function:
         self.of_tile = [buffer for buffer in scratch if buffer.batched and buffer not in whole]
         self.fixed = [buffer for buffer in scratch if not buffer.batched]
         per_sample = sum(buffer.nbytes for buffer in self.of_tile)
-        self.tile = max(1, min(MAX_SAMPLES, TILE_BYTES // max(1, per_sample)))
+        self.tile = max(1, TILE_BYTES // max(1, per_sample))
         self._names: dict[Buffer, str] = {}
 
     @property
@@ -168,6 +163,12 @@ class _Function:
         """The size of scratch memory that does not grow with the number of samples."""
         sizes = [buffer.nbytes * (self.tile if buffer.batched else 1) for buffer in (*self.of_tile, *self.fixed)]
         return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+
+    @property
+    def scratch(self) -> ScratchBytes:
+        """The length of scratch memory."""
+        growth = sum(buffer.nbytes for buffer in self.whole)
+        return ScratchBytes(self.nbytes + len(self.whole) * ALIGNMENT, growth)
 
     def lines(self, interface: Interface) -> Iterator[str]:
         """The function, after the constants that it reads."""

@@ -98,7 +98,7 @@ class CasadiObjects(Objects):
     def __init__(self, interface: Interface, targets: Sequence[Target], name: str, samples: int, given: int) -> None:
         super().__init__(interface, targets)
         self.name, self.samples = name, samples
-        self.workspace_numbers = -(-self.workspace_bytes(targets, samples) // 64) * 8
+        self.workspace_numbers = -(-self.interface.work_bytes["work_bytes"].of(samples) // 64) * 8
         calls = {call.name: {each.name: each for each in call.arguments} for call in interface.calls}
         self.features = math.prod(calls["forward"]["x"].shape)
         self.outputs = math.prod(calls["forward"]["y"].shape)

@@ -22,7 +22,7 @@ from chains.backends.native.memory_plan import Signature
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.support import unsupported
-from chains.exporting.interface import DERIVATIVES, Call, Interface, c_name
+from chains.exporting.interface import DERIVATIVES, Call, Interface, ScratchBytes, c_name
 from chains.exporting.targets import Target
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
@@ -64,13 +64,10 @@ class Scratch:
         grain = math.lcm(ALIGNMENT // 4, signature.tile if signature.one_size else 1)
         return cls(fixed, grown, tile, rows, end, growth, grain)
 
-    def nbytes(self, samples: int) -> int:
-        """All of it, for this many samples."""
-        return self.fixed_bytes + self.bytes_per_sample * self.room(samples)
-
-    def room(self, samples: int) -> int:
-        """The number of samples with room: at least this many, and a multiple of 16."""
-        return (samples + self.grain - 1) // 16 * 16
+    @property
+    def length(self) -> ScratchBytes:
+        """The length of all of it: samples are rounded up to a multiple of 16 that is no more than n + grain - 1."""
+        return ScratchBytes(self.fixed_bytes + (self.grain - 1) * self.bytes_per_sample, self.bytes_per_sample)
 
 
 def _rounded(nbytes: int) -> int:
@@ -86,8 +83,9 @@ class Planned:
             raise UnsupportedOperationError(reason)
         self.call, self.target = call, target
         self._take(plan_of(call.program, target.processor))
-        if self.wants_workspace and call.name.removeprefix("stream_") in DERIVATIVES:
-            # Arrays with a row for each direction are long, but no sum depends on the size of tiles: smaller ones may fit.
+        if self.wants_workspace and (target.is_microcontroller or call.name.removeprefix("stream_") in DERIVATIVES):
+            # Derivatives have long arrays, with a row for each direction, and no sum depends on the size of tiles: smaller ones
+            # may fit. A microcontroller has little memory, and few samples.
             free = target.stack - (self.scratch.fixed_bytes - self.plan.workspace_offset)
             self._take(plan_of(call.program, target.processor, max_scratch_bytes=free))
 

@@ -7,6 +7,7 @@ fastest: x(n_in, batch) is C's x[batch][n_in].
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 import numpy as np
@@ -44,10 +45,12 @@ def _lines(interface: Interface, built_for: str) -> Iterator[str]:
         yield f"ptrdiff_t {name}_{end}(void);"
     yield ""
     if interface.workspace:
-        yield "/* How many bytes `work` must have for n samples, in any of the functions. Each thread needs its own. */"
+        yield "/* How many bytes `work` must have for n samples: in any of the functions, then in each of them."
+        yield "   Each thread needs its own. */"
     else:
         yield "/* 0: the functions need no workspace. */"
-    yield f"ptrdiff_t {name}_work_bytes(ptrdiff_t n);"
+    for end in interface.work_bytes:
+        yield f"ptrdiff_t {name}_{end}(ptrdiff_t n);"
     yield f"\n/* What wrote the code, and for which processors. */\nconst char *{name}_version(void);\n"
     yield "#ifdef __cplusplus\n}\n#endif\n\n#endif"
 
@@ -72,7 +75,10 @@ def _prototype(interface: Interface, call: Call) -> Iterator[str]:
     for argument in call.arguments:
         yield f"   {argument.name}: {shape_text(argument)}, {argument.about}{'; updated' if argument.updated else ''}"
     if interface.workspace:
-        yield f"   work: {interface.name}_work_bytes(n) bytes"
+        length = interface.bytes_for_one[call.name]
+        yield f"   work: {interface.name}_{call.name}_work_bytes(n) bytes, {length:,} for one sample"
+    elif call.name in interface.scratch:
+        yield f"   Scratch memory: {interface.bytes_for_one[call.name]:,} bytes of the stack."
     yield f"*/\n{declaration(interface, call)};"
 
 
@@ -112,7 +118,7 @@ def fortran_text(interface: Interface) -> str:
 
 def _module_lines(interface: Interface) -> Iterator[str]:
     name = interface.name
-    yield f"! {interface.network[:100]}, {interface.dtype}."
+    yield from (f"! {line}" for line in textwrap.wrap(f"{interface.network}, {interface.dtype}.", 120))
     yield f"! Written by chains {__version__}. The C header says what the functions do."
     yield f"module {name}"
     yield "  use, intrinsic :: iso_c_binding, only: c_float, c_double, c_int8_t, c_int32_t, c_int64_t, c_intptr_t"
@@ -129,7 +135,8 @@ def _module_lines(interface: Interface) -> Iterator[str]:
         yield from _procedure(interface, call)
     for end in interface.sizes:
         yield from _number(f"{name}_{end}", "")
-    yield from _number(f"{name}_work_bytes", "n")
+    for end in interface.work_bytes:
+        yield from _number(f"{name}_{end}", "n")
     yield f"  end interface\nend module {name}"
 
 

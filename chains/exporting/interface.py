@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from chains.network.stepping import Stepping
 from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.program.program import Program
+from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer
 from chains.residuals.loss import ResidualLoss
 
@@ -65,6 +66,24 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ScratchBytes:
+    """The length of scratch memory for n samples: ``fixed + n * growth`` bytes."""
+
+    fixed: int
+    growth: int = 0
+
+    def of(self, n: int) -> int:
+        """The bytes for `n` samples."""
+        return self.fixed + n * self.growth
+
+    @classmethod
+    def largest(cls, several: Iterable[ScratchBytes]) -> ScratchBytes:
+        """A length that is enough for each of several."""
+        lengths = list(several)
+        return cls(max(each.fixed for each in lengths), max(each.growth for each in lengths))
+
+
+@dataclass(frozen=True)
 class Interface:
     """All functions of an exported network. `baked` are vectors that are part of the code rather than arguments.
 
@@ -80,6 +99,22 @@ class Interface:
     state_layout: Layout
     baked: Mapping[str, np.ndarray]
     workspace: bool = False  # whether the functions take one as their last argument
+    scratch: Mapping[str, ScratchBytes] = field(default_factory=dict)  # of each function, on the stack or in the workspace
+
+    @property
+    def work_bytes(self) -> dict[str, ScratchBytes]:
+        """The results of the functions ``..._work_bytes``, by the ends of their names: for all functions, then for each one."""
+        if not self.workspace:
+            return {"work_bytes": ScratchBytes(0)}
+        aligned = {name: ScratchBytes(each.fixed + ALIGNMENT, each.growth) for name, each in self.scratch.items()}
+        largest = ScratchBytes.largest(aligned.values())
+        return {"work_bytes": largest} | {f"{name}_work_bytes": each for name, each in aligned.items()}
+
+    @property
+    def bytes_for_one(self) -> dict[str, int]:
+        """The bytes that each function takes for one sample: of its workspace, or of the stack for its scratch memory."""
+        lengths = {name: self.work_bytes[f"{name}_work_bytes"] for name in self.scratch} if self.workspace else self.scratch
+        return {name: length.of(1) for name, length in lengths.items()}
 
 
 def comment(text: str) -> str:

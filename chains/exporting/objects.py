@@ -13,7 +13,7 @@ from chains.backends.native.llvm.jit import optimised
 from chains.exporting.dispatch import dispatcher
 from chains.exporting.entry import Planned, adapted, baked_symbol
 from chains.exporting.freestanding import freestanding
-from chains.exporting.interface import Interface
+from chains.exporting.interface import Interface, ScratchBytes
 from chains.exporting.libraries import archive, linked
 from chains.exporting.targets import Target, targets_of
 from chains.exporting.timing import forward_seconds
@@ -29,7 +29,7 @@ class Objects:
     def __init__(self, interface: Interface, targets: Sequence[Target]) -> None:
         self._planned = {target: [Planned(call, target) for call in interface.calls] for target in targets}
         workspace = any(each.wants_workspace for calls in self._planned.values() for each in calls)
-        self.interface = replace(interface, workspace=workspace)
+        self.interface = replace(interface, workspace=workspace, scratch=self._scratch(targets))
 
     @property
     def families(self) -> dict[str, list[Target]]:
@@ -70,8 +70,10 @@ class Objects:
         name = self.interface.name
         return [
             f"{name}_{end}"
-            for end in (*(call.name for call in self.interface.calls), *self.interface.sizes, "work_bytes", "version")
-        ]
+            for end in (
+                *(call.name for call in self.interface.calls), *self.interface.sizes, *self.interface.work_bytes, "version",
+            )
+        ]  # fmt: skip
 
     def _text(self, planned: Planned, target: Target, several: bool) -> str:
         symbol = f"{self.interface.name}_{planned.call.name}"
@@ -89,7 +91,10 @@ class Objects:
         name = interface.name
         for end, count in interface.sizes.items():
             yield f"define {size} @{name}_{end}() #0 {{\n  ret {size} {count}\n}}"
-        yield f"define {size} @{name}_work_bytes({size} %n) #0 {{\n{self._work_bytes(targets, size)}\n}}"
+        for end, bytes_for in replace(interface, scratch=self._scratch(targets)).work_bytes.items():
+            yield f"define {size} @{name}_{end}({size} %n) #0 {{"
+            yield f"  %grown = mul {size} %n, {bytes_for.growth}\n  %bytes = add {size} %grown, {bytes_for.fixed}"
+            yield f"  ret {size} %bytes\n}}"
         text = f"chains {__version__}, {', '.join(target.name for target in targets)}".encode()
         yield f"@{name}_version_text = internal constant [{len(text) + 1} x i8] {characters(text + bytes(1))}"
         yield f"define ptr @{name}_version() #0 {{\n  ret ptr @{name}_version_text\n}}"
@@ -101,29 +106,13 @@ class Objects:
             yield "@_fltused = weak_odr global i32 0"  # code with floats refers to it there
         yield f'{ATTRIBUTES} nounwind "frame-pointer"="none" }}'
 
-    def _work_bytes(self, targets: Sequence[Target], size: str) -> str:
-        """The lines that compute the length of a workspace: enough for any function with n samples."""
-        if not self.interface.workspace:
-            return f"  ret {size} 0"
-        fixed, grain, growth = self._needs(targets)
-        return f"""\
-  %room = add {size} %n, {grain - 1}
-  %grown = mul {size} %room, {growth}
-  %bytes = add {size} %grown, {fixed}
-  ret {size} %bytes"""
-
-    def workspace_bytes(self, targets: Sequence[Target], samples: int) -> int:
-        """The result of ``work_bytes`` for a number of samples."""
-        fixed, grain, growth = self._needs(targets)
-        return fixed + (samples + grain - 1) * growth if self.interface.workspace else 0
-
-    def _needs(self, targets: Sequence[Target]) -> tuple[int, int, int]:
-        """The longest workspace of a function: its fixed bytes, the multiple to which samples are rounded, bytes for each
-        sample.
-        """
-        needs = [each.scratch for target in targets for each in self._planned[target]]
-        fixed, grain = max(need.fixed_bytes for need in needs) + ALIGNMENT, max(need.grain for need in needs)
-        return fixed, grain, max(need.bytes_per_sample for need in needs)
+    def _scratch(self, targets: Sequence[Target]) -> dict[str, ScratchBytes]:
+        """The longest scratch memory of each function on these targets."""
+        needs: dict[str, list[ScratchBytes]] = {}
+        for target in targets:
+            for each in self._planned[target]:
+                needs.setdefault(each.call.name, []).append(each.scratch.length)
+        return {name: ScratchBytes.largest(several) for name, several in needs.items()}
 
 
 KEPT = ("_fltused",)

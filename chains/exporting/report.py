@@ -28,6 +28,8 @@ def report_lines(written: Written) -> Iterator[str]:
     yield f"targets    {written.built_for}"
     for call in interface.calls:
         yield f"function   {declaration(interface, call)}"
+    lengths = ", ".join(f"{name} {length:,}" for name, length in interface.bytes_for_one.items())
+    yield f"memory     {'`work` for 1 sample' if interface.workspace else 'scratch on the stack'}, bytes: {lengths}"
     if written.forward_seconds is not None:
         for n, seconds in zip(BATCHES, written.forward_seconds(BATCHES), strict=True):
             samples = counted(n, "sample")

@@ -52,6 +52,11 @@ class Target:
             return False
 
     @property
+    def is_microcontroller(self) -> bool:
+        """Whether memory is that of a microcontroller."""
+        return self.triple.startswith("thumb")
+
+    @property
     def format(self) -> str:
         """The format of object files: "elf", "macho", "coff" or "wasm"."""
         for word, name in (("apple", "macho"), ("windows", "coff"), ("wasm", "wasm")):

@@ -45,8 +45,13 @@ class Functions:
         call = next(each for each in self.interface.calls if each.name == name)
         given = {each.name: self._array(each, n, arrays) for each in call.arguments}
         result = None if call.value is None else CTYPES[call.value.dtype.name]
-        work = [np.full(self.number("work_bytes", n), 0xFF, np.uint8)] if self.interface.workspace else []
-        pointers = [array.ctypes.data for array in (*(inner for _, inner in given.values()), *work)]
+        if self.interface.workspace:
+            length = self.number(f"{name}_work_bytes", n)
+            assert length == self.interface.work_bytes[f"{name}_work_bytes"].of(n) <= self.number("work_bytes", n)
+            work = np.full(length + 2 * 64, 0xA5, np.uint8)
+            given["work"] = work, work[64 : 64 + length]
+            given["work"][1][...] = 0xFF
+        pointers = [inner.ctypes.data for _, inner in given.values()]
         function = ctypes.CFUNCTYPE(result, ctypes.c_ssize_t, *[ctypes.c_void_p] * len(pointers))
         value = function(self._address(f"{self.interface.name}_{name}"))(n, *pointers)
         for whole, inner in given.values():

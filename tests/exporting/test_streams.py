@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from chains import GRU, LSTM, RNN, Chain, Dense, Flatten, LayerNorm, tanh
+from chains.exporting.c_source import CSource
+from chains.exporting.header import fortran_text, header_text
 from tests.exporting.support import interface, loaded
 from tests.exporting.test_c_source import built
+
+from chains.exporting.objects import Objects  # isort: skip
+from chains.exporting.targets import targets_of  # isort: skip
 
 
 def close(a, b):
@@ -37,6 +42,18 @@ def test_the_output_of_the_last_step_goes_on_through_any_layers():
         found = functions("stream", 2, x=x[:, step], p=p, carried=carried)
         carried = found["new_carried"]
     close(found["y"], net(x, p))
+
+
+@pytest.mark.parametrize("made", ["object", "C99"])
+def test_a_step_needs_little_memory_where_the_sequence_needs_much(made):
+    given = interface(Chain(GRU(2, 24), Dense(24, 1), input_shape=(100, 2)), gradient=None)
+    found = Objects(given, targets_of("cortex-m4")).interface if made == "object" else CSource(given).interface
+    lengths = {end: each.of(1) for end, each in found.work_bytes.items()}
+    assert lengths["work_bytes"] == lengths["forward_work_bytes"] > 20_000
+    assert lengths["stream_work_bytes"] < {"object": 10_000, "C99": 1_500}[made]
+    stated = f"   work: model_stream_work_bytes(n) bytes, {lengths['stream_work_bytes']:,} for one sample"
+    assert stated in header_text(found, "tests").splitlines()
+    assert "function model_stream_work_bytes(n)" in fortran_text(found)
 
 
 @pytest.mark.parametrize(
