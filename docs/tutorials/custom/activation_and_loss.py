@@ -2,8 +2,8 @@
 Your own activation and loss
 ============================
 
-Both are formulas of numbers, written in Python. They are traced once, differentiated, and compiled with everything
-else; on NumPy the same formulas run as ufuncs.
+You need an activation or a loss that is not built in. Both are formulas of numbers, written in Python. They are traced once,
+differentiated, and compiled with everything else. On NumPy the same formulas run as ufuncs.
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +14,8 @@ from chains.expr import log1p, sin, where
 from chains.testing import check_gradients, check_loss
 
 # %%
-# An activation is a name and a function of one number. Its derivative follows from the formula; one that you know
-# to be shorter may be given, as a function of the input ``x``, of the output ``y``, or of both.
+# An activation is a name and a function of one number. Its derivative follows from the formula. If you know a
+# shorter one, give it as a function of the input ``x``, of the output ``y``, or of both.
 
 snake = activation("snake", lambda x: x + sin(x) ** 2, derivative=lambda x: 1 + sin(2 * x))
 print(snake)
@@ -31,12 +31,12 @@ cauchy = loss("cauchy", lambda y, t: log1p((y - t) ** 2 / 0.01))
 print(check_loss(cauchy, np.random.default_rng(0).normal(size=(20, 1))))
 
 # %%
-# Another is a pinball: its minimum is a quantile rather than a mean.
+# The pinball loss is another one: its minimum is a quantile rather than a mean.
 
 pinball = loss("pinball", lambda y, t: where(t > y, 0.9 * (t - y), 0.1 * (y - t)))
 
 # %%
-# A tenth of the data are far off.
+# A tenth of the data are outliers.
 
 rng = np.random.default_rng(0)
 x = rng.uniform(-3, 3, (400, 1))
@@ -52,3 +52,7 @@ for criterion in (MSELoss(), cauchy, pinball):
     axis.plot(grid, net(grid, p), label=getattr(criterion, "name", type(criterion).__name__))
 axis.set(xlabel="x", ylabel="y", ylim=(-3, 5))
 axis.legend()
+
+# %%
+# To try next: 0.5 and 0.5 in the pinball loss, for the median; ``snake`` without ``derivative``. :doc:`The page on your own
+# parts </api/custom>` lists the functions of formulas.

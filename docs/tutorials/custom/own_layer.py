@@ -2,9 +2,9 @@
 Your own layer
 ==============
 
-A layer declares its arrays and writes down how they are filled, forward and back, with a dozen operations. Both
-functions run once, when a network's program is recorded; what is left of them are the operations, compiled like
-those of any other layer.
+You need a layer that is not built in. Your class declares its arrays and writes down how they are filled, forward and back,
+with a dozen operations. Both functions run once, when a network's program is recorded. Only the recorded operations remain,
+and they are compiled like those of any other layer.
 """
 
 from typing import Any
@@ -19,11 +19,11 @@ from chains.program import Recorder, View
 from chains.testing import check_gradients
 
 # %%
-# Waves with trained frequencies: y = (sin(x w), cos(x w)). ``declare`` says what there is, in shapes of one sample:
-# parameters with their starting values, the output, arrays for a moment. ``forward`` fills ``y``.
+# Waves with trained frequencies: y = (sin(x w), cos(x w)). ``declare`` names the arrays, in shapes of one sample:
+# parameters with their starting values, the output, temporary arrays. ``forward`` fills ``y``.
 #
 # ``pullback`` gets ``dy`` and fills ``g.frequency`` and ``dx``. With z = x w, the cotangent of z is dy_sin cos(z) -
-# dy_cos sin(z), and both waves stand in ``y`` already.
+# dy_cos sin(z). ``y`` already holds both waves.
 
 
 class Waves(Layer):
@@ -74,3 +74,7 @@ for name, network in (("waves", net), ("tanh", plain)):
     axis.plot(grid, network(grid, p), label=f"{name}: loss {history.loss[-1]:.1e}")
 axis.set(xlabel="x", ylabel="y")
 axis.legend()
+
+# %%
+# To try next: frequencies of width 0.3 instead of 3.0, with which this network does not follow the curve either. :doc:`The
+# page on your own parts </api/custom>` lists the operations of a layer.

@@ -2,8 +2,8 @@
 A network in C and Fortran
 ==========================
 
-The enthalpy of a gas is fitted once, in Python; a simulator in C or Fortran needs it a million times a second. The network
-becomes an object file without any runtime, with a header and a Fortran module.
+A simulator in C or Fortran needs the enthalpy of a gas a million times a second. A network is fitted to it once, in Python.
+It becomes an object file that needs no runtime, with a header and a Fortran module.
 """
 
 import shutil

@@ -2,7 +2,8 @@
 Out as ONNX
 ===========
 
-A trained network as a file of ONNX, which other programs run without this package; and back.
+A network was trained here and must run in programs that do not have this package. ``to_onnx`` writes it as a file of ONNX.
+``from_onnx`` reads such a file back.
 """
 
 import tempfile
@@ -15,7 +16,7 @@ from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool,
 from chains.interop import from_onnx, to_onnx
 
 # %%
-# A network that tells apart pictures with a bright row from those with a bright column:
+# The network distinguishes pictures with a bright row from pictures with a bright column.
 
 rng = np.random.default_rng(0)
 x = rng.random((400, 1, 8, 8), dtype=np.float32)
@@ -41,8 +42,12 @@ for samples in (1, 400):
     print(samples, "samples, largest difference", np.abs(outputs - net(x[:samples], p)).max())
 
 # %%
-# And back, as a network and a vector:
+# ``from_onnx`` reads the file as a network and a vector.
 
 again, q, state = from_onnx(str(path))
 print(again.summary())
 print(np.abs(again(x, q) - net(x, p)).max())
+
+# %%
+# To try next: :class:`chains.AvgPool` instead of ``MaxPool``; :doc:`the page on other libraries </interop>` says which layers
+# and operators are written and read.

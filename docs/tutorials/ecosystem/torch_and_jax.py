@@ -2,8 +2,8 @@
 Inside PyTorch and JAX
 ======================
 
-A network can be a part of a model of PyTorch or JAX: it is computed by this package, gradients go through it, and
-its parameters are one vector of that library.
+Your model is written in PyTorch or JAX, and a small network is one part of it. This package can compute that part. Gradients
+pass through it, and its parameters are one vector of that library.
 """
 
 import jax
@@ -21,7 +21,8 @@ x = rng.normal(size=(200, 2)).astype(np.float32)
 t = (x[:, :1] * x[:, 1:]).astype(np.float32)
 
 # %%
-# ``as_torch`` is a module with one parameter, ``p``. Here it stands between a layer and an optimiser of PyTorch.
+# ``as_torch`` is a module with one parameter, ``p``. Here it follows a layer of PyTorch, and an optimiser of PyTorch trains
+# both.
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(2, 2), as_torch(net, p))
@@ -34,7 +35,7 @@ for _ in range(500):
 print(f"loss {loss.item():.4f}, gradient of the vector {tuple(model[1].p.grad.shape)}")
 
 # %%
-# ``as_jax`` is a function of inputs and parameters, which goes under ``jit``, ``grad`` and ``vmap``. Here a known
+# ``as_jax`` is a function of inputs and parameters. ``jit``, ``grad`` and ``vmap`` take it. Here a known
 # term is added.
 
 f = as_jax(net)
@@ -52,10 +53,14 @@ for _ in range(500):
 print(f"loss {value:.4f}")
 
 # %%
-# Modules of PyTorch come in and go out with their weights, where each layer exists in both.
+# Modules of PyTorch are read and written with their weights, if each layer exists in both libraries.
 
 module = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.GELU(), torch.nn.Linear(32, 3))
 same, p, state = from_torch(module)
 print(same)
 print(np.abs(same(x, p) - module(torch.from_numpy(x)).detach().numpy()).max())
 print(to_torch(same, p))
+
+# %%
+# To try next: ``torch.nn.SiLU`` in the module; ``jax.vmap(f, (None, 0))``, which takes the rows of
+# ``net.init_many(3, seed=0)``. :doc:`The page on other libraries </interop>` has Keras too.

@@ -2,8 +2,9 @@
 The Allen-Cahn equation
 =======================
 
-Two phases, u = -1 and u = 1, part along sharp fronts: u_t = 0.0001 u_xx + 5 u - 5 u^3 from u = x^2 cos(pi x), periodic in x.
-The problem is that of Raissi, Perdikaris and Karniadakis (2019).
+Two phases, u = -1 and u = 1, separate, and the fronts between them become sharp. A network has to follow these fronts. The
+equation is u_t = 0.0001 u_xx + 5 u - 5 u^3 from u = x^2 cos(pi x), periodic in x. The problem is that of Raissi, Perdikaris
+and Karniadakis (2019).
 """
 
 import math
@@ -20,8 +21,8 @@ ITERATIONS = int(os.environ.get("ITERATIONS", "8000"))  # more are more accurate
 DIFFUSION = 1e-4
 
 # %%
-# Fixed points with the weights of an integral: Gauss and Legendre's in time, more of them early, and equal steps of z in space,
-# dense at the fronts and at both ends.
+# The points are fixed and have the weights of an integral. In time they are those of Gauss and Legendre, more of them early. In
+# space they are equal steps of z, dense at the fronts and at both ends.
 
 s, of_s = np.polynomial.legendre.leggauss(50)
 z = (np.arange(200) + 0.5) / 100.0 - 1.0
@@ -29,8 +30,8 @@ t, x = np.meshgrid((0.5 + 0.5 * s) ** 2, z - 0.8 / (4.0 * math.pi) * np.sin(4.0 
 weights = np.outer(of_s * (1.0 + s), 1.0 - 0.8 * np.cos(4.0 * math.pi * z)).ravel()
 
 # %%
-# Repeated, x^2 has an edge at the ends, which diffusion rounds at once. The transform begins with the initial values, rounds
-# the edge, and leaves all to the network as time goes.
+# The periodic continuation of x^2 has an edge at both ends, which diffusion rounds immediately. The transform begins with the
+# initial values, rounds the edge, and gives the network more weight as time passes.
 
 
 def start(t, x):
@@ -44,8 +45,8 @@ problem = ResidualProblem(("t", "x"), ("u",), [equation], transform=lambda u, t,
 net = Chain(Periodic((None, 2.0), 4), Dense(9, 20, tanh), Dense(20, 20, tanh), Dense(20, 20, tanh), Dense(20, 1))
 
 # %%
-# Another solution, to compare with: 1,024 waves, and the method of Runge and Kutta with diffusion solved exactly. Twice as many
-# waves and steps change it by 2e-6.
+# A reference solution: 1,024 waves, and the method of Runge and Kutta with diffusion solved exactly. Twice as many waves and
+# steps change it by 2e-6.
 
 x = np.arange(1024) / 512.0 - 1.0
 decay = np.exp(-DIFFUSION * (math.pi * 1024 * np.fft.rfftfreq(1024)) ** 2 / 1600.0)  # of half a step
@@ -86,7 +87,7 @@ solution = solve(
 print(solution)
 
 # %%
-# The solution, its error, and the way there.
+# The solution, its error, and the course of training.
 
 u = found(solution.p)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
@@ -94,3 +95,7 @@ for axis, values, title in ((axes[0], u, "u"), (axes[1], u - exact, "error")):
     figure.colorbar(axis.pcolormesh(t, x, values, cmap="RdBu_r"), ax=axis)
     axis.set(title=title, xlabel="t", ylabel="x")
 solution.plot(axes[2])
+
+# %%
+# To try next: ``DIFFUSION = 1e-3``, for wider fronts; ``Periodic((None, 2.0), 1)`` and ``Dense(3, 20, tanh)``, for a single
+# wave. :doc:`The page on equations </pinns>` has the settings that matter.

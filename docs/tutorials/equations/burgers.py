@@ -2,8 +2,9 @@
 Burgers' equation
 =================
 
-A wave steepens to a shock at x = 0: u_t + u u_x = (0.01 / pi) u_xx, with u(0, x) = -sin(pi x) and u = 0 at both ends. The
-problem is that of Raissi, Perdikaris and Karniadakis (2019); the solution by Cole and Hopf is exact.
+A wave steepens to a shock, and the network does not know where. The equation is u_t + u u_x = (0.01 / pi) u_xx, with
+u(0, x) = -sin(pi x) and u = 0 at both ends. The problem is that of Raissi, Perdikaris and Karniadakis (2019). The solution by
+Cole and Hopf is exact.
 """
 
 import math
@@ -19,7 +20,7 @@ ITERATIONS = int(os.environ.get("ITERATIONS", "6000"))  # more are more accurate
 VISCOSITY = 0.01 / math.pi
 
 # %%
-# The transform has the initial values and both ends right, so that the equation is the only term.
+# The transform makes the initial values and both ends exact, so that the equation is the only term.
 
 
 def points_of(count, seed):
@@ -54,7 +55,8 @@ def error(p):
 
 
 # %%
-# Nothing is known of the shock at first. Each round's points are drawn by the residual, and weigh more where it stays large.
+# The first points are uniform. Later rounds draw points where the residual is large, and points weigh more where it stays
+# large.
 
 solution = solve(
     net, net.init(seed=0, dtype=np.float64), problem, adam=min(1000, ITERATIONS), optimizer=Adam(2e-3), iterations=ITERATIONS,

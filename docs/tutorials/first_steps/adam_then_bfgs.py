@@ -2,8 +2,9 @@
 Adam, then BFGS
 ===============
 
-Small networks can be trained much further than stochastic steps go, by a method that uses curvature. Since
-parameters are a vector, any optimiser takes them: SciPy's, or ``chains.minimize``.
+Adam brings a small network near a minimum and then improves it slowly. A method that uses curvature continues from there,
+and reaches far smaller losses. Parameters are a vector, so any optimiser of vectors can take them: SciPy's, or
+``chains.minimize``.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +21,7 @@ net = Chain(Dense(2, 16, tanh), Dense(16, 16, tanh), Dense(16, 1))
 loss = SquaredLoss()
 
 # %%
-# Adam first, which gets near from anywhere.
+# Adam comes first: it gets near a minimum from any start.
 
 p = net.init(seed=0)
 history = train(net, p, x, t, loss, Adam(5e-3), epochs=200, batch_size=50)
@@ -41,15 +42,15 @@ result = scipy_minimize(
 print(f"after SciPy's BFGS {result.fun:.2e}, {result.nfev} evaluations")
 
 # %%
-# ``chains.minimize`` has BFGS and L-BFGS that allocate nothing, and Levenberg and Marquardt's method, which knows
-# that the loss is a sum of squares.
+# ``chains.minimize`` has BFGS and L-BFGS, and the method of Levenberg and Marquardt, which uses that the loss is a sum of
+# squares.
 
 for method in ("BFGS", "L-BFGS", "LM"):
     found = minimize(objective, p, method, maxiter=100)
     print(f"after {method:10}  {found.fun:.2e}, {found.nit} iterations")
 
 # %%
-# What BFGS adds to Adam:
+# The loss with Adam, then with BFGS:
 
 figure, axis = plt.subplots(layout="constrained")
 axis.semilogy(history.loss, label="Adam, epochs")
@@ -58,4 +59,4 @@ axis.set(xlabel="epoch or iteration", ylabel="loss")
 axis.legend()
 
 # %%
-# To try next: ``"SSBroyden"`` and ``"LM"`` in place of ``"BFGS"``; :doc:`the page on solvers </solvers>` compares SciPy's.
+# To try next: ``"SSBroyden"`` among the methods of ``minimize``; :doc:`the page on solvers </solvers>` has SciPy's.

@@ -2,8 +2,8 @@
 Read digits
 ===========
 
-A small classifier of handwritten digits, 8 x 8 pixels each, from scikit-learn: labels, the
-cross-entropy, validation, an early end, and metrics.
+Which digit does a picture of 8 x 8 pixels show? A small classifier learns it from scikit-learn's handwritten digits. This
+page shows labels, the cross-entropy, validation, early stopping and metrics.
 """
 
 import matplotlib.pyplot as plt
@@ -30,8 +30,8 @@ net = Chain(Dense(64, 64, relu), Dropout(0.2), Dense(64, 10))
 p = net.init(seed=0)
 
 # %%
-# After each epoch the validation data are looked at. ``EarlyStopping`` ends training when their loss gets no
-# better, and puts back the parameters of the best epoch.
+# Each epoch ends with the loss on the validation data. ``EarlyStopping`` ends training when this loss no longer falls, and
+# restores the parameters of the best epoch.
 
 history = train(
     net, p, x, t, CrossEntropyLoss(), Adam(3e-3), epochs=200, batch_size=32,
@@ -41,14 +41,15 @@ print(history.stopped)
 history.plot()
 
 # %%
-# A prediction is the largest of ten outputs. Metrics take targets first, as in scikit-learn, whose functions fit.
+# The prediction is the largest of ten outputs. Metrics take targets first, as in scikit-learn, so scikit-learn's metrics work
+# too.
 
 labels = net(x_test, p).argmax(1)
 print(f"{accuracy(t_test, net(x_test, p)):.3f} of {len(t_test)} digits are recognised")
 print(confusion_matrix(t_test, labels))
 
 # %%
-# Those that are not:
+# Some of the others:
 
 wrong = np.flatnonzero(labels != t_test)[:6]
 figure, axes = plt.subplots(1, 6, figsize=(9, 2), layout="constrained")

@@ -2,8 +2,8 @@
 Fit a curve
 ===========
 
-A network of one input and one output learns a noisy curve. This page goes through all that it takes: data, a
-network, parameters, training, a prediction.
+A curve was measured with noise, and a smooth function is needed for it. A network of one input and one output learns this
+function. This page shows all that it takes: data, a network, parameters, training, a prediction.
 """
 
 import matplotlib.pyplot as plt
@@ -19,8 +19,7 @@ x = rng.uniform(-3, 3, size=(200, 1))
 t = np.sin(2 * x) * np.exp(-(x**2) / 4) + 0.05 * rng.normal(size=x.shape)
 
 # %%
-# A network is a list of layers. It holds no parameters: ``init`` returns them as one vector, and every call takes
-# it.
+# A network is a list of layers. It holds no parameters: ``init`` returns them as one vector, which every call takes.
 
 net = Chain(Dense(1, 24, tanh), Dense(24, 24, tanh), Dense(24, 1))
 p = net.init(seed=0)

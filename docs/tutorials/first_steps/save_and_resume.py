@@ -2,8 +2,8 @@
 Save and resume
 ===============
 
-Parameters are an array, networks go into one file with them, and a training run that was killed continues from its
-last checkpoint, with the same bits.
+A trained network is needed again tomorrow, or a long training is killed halfway. ``chains.save`` writes a network and its
+parameters to one file. With checkpoints, a killed training continues with identical bits.
 """
 
 import tempfile
@@ -20,7 +20,8 @@ t = x[:, :1] * x[:, 1:]
 net = Chain(Dense(2, 16, tanh), Dense(16, 1))
 
 # %%
-# A network with its parameters in one file of safetensors, and back. Nothing in such a file is ever executed.
+# ``save`` writes a network with its parameters to one file of safetensors, and ``load`` reads it. Nothing in such a file is
+# ever executed.
 
 p = net.init(seed=0)
 chains.save(folder / "model.safetensors", net, p)
@@ -36,17 +37,21 @@ whole = net.init(seed=0)
 train(net, whole, x, t, loss, optimizer, epochs=20, batch_size=30)
 
 # %%
-# The same run, ended after seven epochs as if it had been killed. One call serves for both: it begins where the
-# folder is empty, and goes on with what is there.
+# The same run, ended after seven epochs as if it had been killed. The same call starts and resumes: it begins anew if the
+# folder is empty, and continues from the last checkpoint otherwise.
 
 run = {"batch_size": 30, "checkpoint": folder / "run", "resume": folder / "run"}
 train(net, net.init(seed=0), x, t, loss, optimizer, epochs=7, **run)
-p = net.init(seed=1)  # whatever stands here: it becomes that of the last checkpoint
+p = net.init(seed=1)  # any values: those of the last checkpoint replace them
 history = train(net, p, x, t, loss, optimizer, epochs=20, **run)
 print(history.epochs, np.array_equal(p, whole))
 
 # %%
-# What a folder holds can be read by itself.
+# ``Checkpoint`` reads the contents of a folder.
 
 last = Checkpoint(folder / "run").load()
 print(last.path.name, last.history.loss[-1])
+
+# %%
+# To try next: Ctrl-C during a training of 1,000,000 epochs, then the same call again. :doc:`The page on files </files>`
+# describes the contents of a file.

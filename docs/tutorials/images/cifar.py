@@ -2,9 +2,9 @@
 Photographs, augmented
 ======================
 
-Batch normalisation, residual branches, and batches that are shifted and mirrored while the network learns. The data
-have the form of CIFAR-10, colour photographs of 32 x 32 pixels; to run without a download, they are cut out of the
-two photographs that come with scikit-learn.
+A network has to recognise small colour photographs. Shifted and mirrored copies give it more of them to learn from. This
+page has batch normalisation, a residual branch and such batches. The data have the form of CIFAR-10, photographs of 32 x 32
+pixels. To run without a download, they are cut out of the two photographs that come with scikit-learn.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,7 @@ from chains.data import Augment, Batches, prefetch
 from chains.layers import Activation
 
 # %%
-# The classes are the halves of both photographs: which of the four is a piece from? With CIFAR-10 at hand, it would
-# be
+# The classes are the four halves of the two photographs: which half is a piece from? CIFAR-10 would be loaded by
 #
 # .. code-block:: python
 #
@@ -47,7 +46,7 @@ p, state = net.init(seed=0), net.init_state()
 print(net.summary())
 
 # %%
-# ``Batches`` draws, augments and scales; ``prefetch`` does so in a thread while the step before is computed.
+# ``Batches`` draws, augments and scales. ``prefetch`` does this in a thread while the previous step is computed.
 
 batches = Batches(x, t, batch_size=50, augment=Augment(flip=True, shift=4), scale=1 / 255)
 test = (x_test / 255).astype(np.float32)
@@ -58,10 +57,14 @@ history = train(
 print(history)
 
 # %%
-# A call reads the running statistics; in the mode "train" it would use the batch's own.
+# A call uses the running statistics. In the mode "train" it would use those of the batch.
 
 labels = net(test, p, state=state).argmax(1)
 figure, axes = plt.subplots(2, 6, figsize=(9, 3.4), layout="constrained")
 for axis, image, right, found in zip(axes.flat, x_test, t_test, labels, strict=False):
     axis.imshow(image.transpose(1, 2, 0))
     axis.set(title=f"{right}: {found}", xticks=[], yticks=[])
+
+# %%
+# To try next: ``Batches`` without ``augment``; two residual branches. ``examples/rosetta_cnn.py`` learns all of CIFAR-10, and
+# :doc:`the page on data </api/data>` lists the parts of such batches.

@@ -2,8 +2,8 @@
 LeNet on digits
 ===============
 
-Convolutions, pooling and dense layers read digits of 28 x 28 pixels. To run without a download, this page enlarges
-scikit-learn's digits of 8 x 8 pixels; with MNIST at hand, only the lines that load the data change.
+Which digit does a picture of 28 x 28 pixels show? Convolutions, pooling and dense layers find out. To run without a
+download, this page enlarges scikit-learn's digits of 8 x 8 pixels. With MNIST, only the lines that load the data change.
 """
 
 import matplotlib.pyplot as plt
@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, accuracy, relu, train
 
 # %%
-# Images are (samples, channels, height, width). Of MNIST it would be
+# Images have the shape (samples, channels, height, width). MNIST would be loaded by
 #
 # .. code-block:: python
 #
@@ -48,7 +48,8 @@ history = train(
 print(history)
 
 # %%
-# A part of a network reads the front of the same vector: here the feature maps behind the first pooling.
+# The first layers of a network read the first numbers of the same vector. Here they give the feature maps after the first
+# pooling.
 
 first = net[:2]
 maps = first(x_test[:1], p[: first.n_params])
@@ -56,3 +57,7 @@ figure, axes = plt.subplots(1, 7, figsize=(9, 1.6), layout="constrained")
 for axis, picture in zip(axes, [x_test[0, 0], *maps[0]], strict=True):
     axis.imshow(picture, cmap="gray_r")
     axis.axis("off")
+
+# %%
+# To try next: :class:`chains.AvgPool` instead of ``MaxPool``. ``examples/lenet5.py`` learns all of MNIST, and :doc:`a smaller
+# network </auto_tutorials/first_steps/digits>` needs no convolutions.

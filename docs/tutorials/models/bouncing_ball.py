@@ -2,9 +2,9 @@
 A bouncing ball: events and restarts
 ====================================
 
-Balls fall, bounce, and lose speed each time and to the air. All that is measured are the times of the bounces. Which part of
-the speed a bounce leaves, and how strong the drag is, follows from these times alone. ``ODE(..., event=...)`` ends a flight
-where the ball meets the ground, with an exact gradient through the time of the event.
+Balls fall and bounce. Each bounce takes some of their speed, and so does the air. Only the times of the bounces were
+measured. How much speed does a bounce leave, and how strong is the drag? ``ODE(..., event=...)`` ends a flight where the
+ball reaches the ground, with an exact gradient through the time of the event.
 """
 
 import matplotlib.pyplot as plt

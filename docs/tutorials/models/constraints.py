@@ -2,8 +2,8 @@
 Curves that must not fall
 =========================
 
-A measured curve increases, and so must its fit: a dose and its effect, a price and the supply. A plain network follows
-the noise up and down. A ``Monotone`` network increases everywhere, for whatever parameters, and also outside the data.
+A measured curve increases, and so must its fit: a dose and its effect, a price and the supply. A plain network follows the
+noise up and down. A ``Monotone`` network increases everywhere, whatever its parameters are, and also outside the data.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ x = rng.uniform(0.0, 4.0, (40, 1))
 t = np.tanh(4.0 * x - 4.0) + np.tanh(4.0 * x - 12.0) + 0.3 * rng.normal(size=x.shape)
 
 # %%
-# Both networks are trained alike. ``increasing=0`` names the input; there may be several, and ``decreasing`` ones.
+# Both networks are trained in the same way. ``increasing=0`` names the input. There can be several, and ``decreasing`` ones.
 
 networks = {
     "Dense": Chain(Dense(1, 16, tanh), Dense(16, 16, tanh), Dense(16, 1)),
@@ -51,3 +51,7 @@ right.plot(wide, convex(wide, q), color="C1", label="Convex")
 right.set(xlabel="x", ylabel="y")
 for axis in (left, right):
     axis.legend()
+
+# %%
+# To try next: noise of 0.6; ``activation="softplus"`` in ``Monotone``. :doc:`The page on constraints </constraints>` has
+# signs and bounds of parameters.

@@ -2,10 +2,10 @@
 A controller around a learned plant
 ===================================
 
-A pendulum hangs down. Its motor is too weak to lift it at once, so that a controller has to swing it up. The controller
-knows the pendulum as a network, trained on single steps of it. At each step it solves an optimal control problem for the
-next twenty steps, by Ipopt, which takes exact first and second derivatives of the network from machine code. This needs
-``pip install -e ".[control]"``; ``examples/cart_pole.py`` does the same with a pole on a cart.
+A pendulum hangs down, and its motor is too weak to lift it directly. A controller has to swing it up. The controller knows
+the pendulum as a network, trained on single steps. At each step it solves an optimal control problem for the next twenty
+steps by Ipopt. Ipopt takes exact first and second derivatives of the network from machine code. This page needs
+``pip install -e ".[control]"``. ``examples/cart_pole.py`` does the same with a pole on a cart.
 """
 
 import casadi as ca

@@ -2,9 +2,9 @@
 A long series: multiple shooting
 ================================
 
-Hares and lynxes are counted for forty years, in which their numbers rise and fall six times. How each grows is not known. A
-fit of the whole series from its first year fails from most starts: a solution that runs ahead by half a cycle is as wrong as
-one that does not swing at all. ``MultipleShooting`` cuts the series into segments.
+Hares and lynxes are counted for forty years, and their numbers rise and fall six times. How each of them grows is not known.
+A fit of the whole series from its first year fails from most starts: a solution that runs ahead by half a cycle is as wrong
+as one that does not swing at all. ``MultipleShooting`` cuts the series into segments.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +21,7 @@ true = Chain(ODE(truth, times, steps=20))(np.array([[3.0, 1.0]]), np.zeros(0))[0
 counted = true + 0.03 * true.std(0) * np.random.default_rng(0).normal(size=true.shape)
 
 # %%
-# What is known is that animals come from animals. A network gives the rates of growth.
+# One fact is known: the growth is proportional to the number of animals. A network gives both rates of growth.
 
 rhs = Equations(
     lambda hare, lynx, u, v: (hare * u, lynx * v),

@@ -2,7 +2,7 @@
 Noisy paths: drift and diffusion
 ================================
 
-A number moves between two states and is shaken by noise, the more so the farther it is from zero. Many short paths are
+A number moves between two states. Noise shakes it, and shakes it more the farther it is from zero. Many short paths are
 observed. One network learns the drift, a second one the diffusion, and ``SDE`` draws new paths from both.
 """
 

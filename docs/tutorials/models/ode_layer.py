@@ -50,3 +50,7 @@ for k, curve in enumerate(net(start, fit.x)):
 axis.plot(*net(new, fit.x)[0].T, "--", color="black", label="a new start")
 axis.set(xlabel="u1", ylabel="u2", aspect="equal")
 axis.legend()
+
+# %%
+# To try next: ``rtol=1e-6`` instead of ``"rk4", steps=1``, which chooses the steps. :doc:`The page on ODEs </ode>` has
+# separate times for each curve, and events.

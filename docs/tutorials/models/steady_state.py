@@ -2,8 +2,8 @@
 A steady state: a reactor with an unknown rate
 ==============================================
 
-A stirred tank is fed with a substance that reacts to another one. Only its steady concentrations were measured, at several
-feeds. How fast the reaction goes, by both concentrations, is not known: a network is put into the balance of the tank.
+In a stirred tank, one substance reacts to another one. Only the steady concentrations were measured, at several feeds. How
+the rate depends on both concentrations is not known, and a network takes its place in the balance of the tank.
 ``SteadyState`` solves the balance, with an exact gradient by the implicit function theorem.
 """
 

@@ -48,3 +48,7 @@ for k, (name, factor) in enumerate((("a", 1), ("b", 10000), ("c", 1))):
     )
 axis.set(xlabel="seconds", ylabel="share of the substance")
 axis.legend()
+
+# %%
+# To try next: ``"kvaerno3"`` with ``rtol=1e-4``, for less accuracy. :doc:`The page on stiff equations </stiff>` says when an
+# equation is stiff.

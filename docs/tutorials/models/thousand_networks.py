@@ -2,8 +2,8 @@
 A thousand networks
 ===================
 
-Many small networks learn the same data from different starting values. The spread of their outputs is an error bar. They
-are rows of one array, and one call trains them all.
+How far can the output of a network be trusted? Many small networks learn the same data from different starting values. The
+spread of their outputs is an error bar. The networks are rows of one array, and one call trains them all.
 """
 
 import time
@@ -39,4 +39,4 @@ axis.set(xlabel="x", ylabel="y", ylim=(-3, 3))
 axis.legend()
 
 # %%
-# To try next: a fit of each network to data of its own, by :doc:`Levenberg and Marquardt </fits>`.
+# To try next: separate data for each network, fitted by :doc:`Levenberg and Marquardt's method </fits>`.
