@@ -2,8 +2,8 @@
 
     python examples/custom_layer.py
 
-A layer declares its parameters and scratch arrays, and records how arrays are filled on the way forward and on
-the way back; it runs as fast as a built-in one, since all that is left of it is the recorded operations.
+A layer declares its parameters and scratch arrays, and records how arrays are filled, forward and back. It runs as fast
+as a built-in one, since only its recorded operations run.
 """
 
 from __future__ import annotations

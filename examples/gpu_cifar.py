@@ -1,4 +1,4 @@
-"""The network of `rosetta_cnn.py` on a GPU, from photographs that lie there or from batches that are streamed to it.
+"""The network of `rosetta_cnn.py` learns on a GPU, from photographs in its memory or from batches that are streamed to it.
 
     python examples/gpu_cifar.py
     python examples/gpu_cifar.py --augment
@@ -7,7 +7,7 @@ looks for CIFAR-10 in the folder `cifar10` inside $CHAINS_DATA or in the user's 
 that `pip install pooch`). With `--augment`, threads of the host shift and mirror the photographs of the next batches,
 which are copied to the GPU while it learns from the ones before.
 
-Where there is no GPU to use, it says what is missing and goes on with the processor, one epoch over the first
+Where there is no GPU to use, it says what is missing and uses the processor, for one epoch over the first
 1,000 photographs; with `--device cuda` it stops there instead.
 
 Source: "Deep-learning frameworks: a Rosetta Stone of deep learning" (Karmanov et al., Microsoft, 2018), whose frameworks
@@ -29,7 +29,7 @@ from chains.data import Augment, Batches, load_cifar10, prefetch
 
 
 def outputs(net: Chain, p: np.ndarray, images: np.ndarray, size: int = 500) -> np.ndarray:
-    """The logits of many images, `size` at a time, so that not all intermediate images exist at once."""
+    """The logits of many images, `size` at a time, so that not all intermediate images are in memory."""
     y = np.empty((len(images), 10), np.float32)
     for k in range(0, len(images), size):
         net(pixels(images[k : k + size]), p, out=y[k : k + size])

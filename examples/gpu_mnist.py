@@ -1,4 +1,4 @@
-"""LeNet-5 learns to read digits on a GPU: all data lie there, and a step is one launch.
+"""LeNet-5 learns to read digits on a GPU: all data are in its memory, and a step is one launch.
 
     python examples/gpu_mnist.py
 

@@ -1,12 +1,12 @@
-"""A wide network on a GPU, with float32 products as they are and rounded to TF32.
+"""A wide network learns on a GPU, with products in float32 and in TF32: how much faster and less accurate is TF32?
 
     python examples/gpu_wide.py
 
-A network of three layers learns which of ten random directions a random point lies farthest along. Nearly all the work is
-matrix products, so that the table shows what the GPU's own products reach, and what rounding their factors
-to 10 or 7 bits (sums and parameters stay float32) gains and costs.
+A network of three layers learns along which of ten random directions a random point is farthest. Nearly all the work is
+matrix products, so the table shows the speed of the GPU's products. It also shows what rounding their factors
+to 10 bits gains and costs; sums and parameters stay float32.
 
-Where there is no GPU to use, it says what is missing and goes on with the processor and a network a sixteenth as wide,
+Where there is no GPU to use, it says what is missing and uses the processor and a network a sixteenth as wide,
 which has one row; with `--device cuda` it stops there instead.
 """
 
@@ -25,7 +25,7 @@ CLASSES = 10
 
 
 def points(samples: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Normally distributed points (samples, width), and the direction, of ten, that each lies farthest along."""
+    """Normally distributed points (samples, width), and the direction, of ten, along which each is farthest."""
     directions = np.random.default_rng(0).standard_normal((width, CLASSES), np.float32)
     x = np.random.default_rng(seed).standard_normal((samples, width), np.float32)
     return x, (x @ directions).argmax(1)

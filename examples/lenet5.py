@@ -1,4 +1,6 @@
-"""LeNet-5 learns to read digits: two convolutions with pooling, three dense layers, Adam, batches of 32.
+"""LeNet-5 learns to read digits, and the picture shows digits that it reads wrongly.
+
+It has two convolutions with pooling and three dense layers, and is trained by Adam on batches of 32.
 
     python examples/lenet5.py --epochs 10
 
@@ -14,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, accuracy, relu, train
 from chains.data import load_mnist
@@ -43,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="auto", help="what runs the network (%(default)s)")
     parser.add_argument("--data", default=None, help="folder with the four files of MNIST")
+    add_plot(parser, "lenet5.png")
     options = parser.parse_args(arguments)
 
     try:
@@ -61,14 +66,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
 
     print(f"\n{history}\n")
+    outputs = net(pixels(test_images), p)
     rows = [
+        ("accuracy on the test digits", f"{accuracy(test_labels, outputs):.4f}"),
         ("digits trained on", f"{len(x):,}"),
-        ("accuracy on the test digits", f"{accuracy(test_labels, net(pixels(test_images), p)):.4f}"),
         ("seconds an epoch", f"{history.seconds[-1] / history.epochs:.2f}" if history.epochs else "none"),
         ("microseconds a digit", f"{1e6 * history.seconds[-1] / (history.epochs * len(x)):.1f}" if history.epochs else "none"),
     ]
     for name, value in rows:
         print(f"{name:36}{value:>10}")
+
+    def draw(figure: Any) -> None:
+        read, axes = outputs.argmax(1), figure.subplots(2, 6).ravel()
+        for axis, k in zip(axes, np.flatnonzero(read != test_labels), strict=False):
+            axis.imshow(test_images[k], cmap="gray_r")
+            axis.set_title(f"{test_labels[k]}, read as {read[k]}")
+        for axis in axes:
+            axis.axis("off")
+
+    save_picture(options.plot, (10, 4), draw)
 
 
 if __name__ == "__main__":

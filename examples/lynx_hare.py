@@ -1,4 +1,4 @@
-"""Lynx and hare: births, deaths and who eats whom are known, and networks learn how the hunt depends on both numbers.
+"""Lynx and hare: births and deaths are known, and a network learns how the hunt depends on both numbers.
 
     hare' = birth * hare - hare * lynx * exp(u),   lynx' = hare * lynx * exp(v) - death * lynx,   (u, v) = network(hare, lynx)
 
@@ -7,7 +7,7 @@ A universal differential equation, Rackauckas et al. 2020 (arXiv 2001.04385), on
 year, a penalty keeps the network's weights small, and BFGS fits from ten random starts. The last years are left out of the fit
 and predicted.
 
-    CHAINS_DATA=folder python examples/lynx_hare.py --plot lynx_hare.png
+    CHAINS_DATA=folder python examples/lynx_hare.py
 
 reads sciml/hudson-bay-lynx-hare.csv of that folder: three lines of heading, then year, lynx, hare. The file is that of Stan's
 example models (github.com/stan-dev/example-models, knitr/lotka-volterra).
@@ -20,8 +20,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import ODE, Chain, Dense, Equations, L2Penalty, MSELoss, tanh
 from chains.expr import exp
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--starts", type=int, default=10)
     parser.add_argument("--strength", type=float, default=0.03, help="of the penalty")
     parser.add_argument("--iterations", type=int, default=300, help="of BFGS at most")
-    parser.add_argument("--plot", metavar="FILE", help="draw fit, extrapolation and hunt (needs matplotlib)")
+    add_plot(parser, "lynx_hare.png")
     chosen = parser.parse_args(arguments)
 
     years, pelts = counts()
@@ -107,24 +109,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _, plain = fitted(net.with_frozen("0.network.*.weight"), plain)
     print(f"without the network: {errors(plain)}; {rates(net, plain)}")
     print(f"{time.perf_counter() - begin:.1f} s")
-    if chosen.plot:
-        _plot(chosen.plot, rhs, p, years, pelts, scale, chosen.years)
+    save_picture(chosen.plot, (12, 4.5), lambda figure: draw(figure, rhs, p, years, pelts, scale, chosen.years))
 
 
-def _plot(
-    file: str, rhs: Equations, p: np.ndarray, years: np.ndarray, pelts: np.ndarray, scale: np.ndarray, fitted_years: int
+def draw(
+    figure: Any, rhs: Equations, p: np.ndarray, years: np.ndarray, pelts: np.ndarray, scale: np.ndarray, fitted_years: int
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """The fit, the extrapolation and the hunt."""
     fine = np.linspace(0.0, years[-1] - years[0], 401)
     net = Chain(ODE(rhs, fine, steps=1))
     states = net(pelts[:1] / scale, p)[0]
     birth, death = (net.values(p)[name] for name in ("0.birth", "0.death"))
     hunt = Chain(rhs)(states, p) - states * [birth, -death]
-    figure, (fit, learned) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    fit, learned = figure.subplots(1, 2)
     for k, (name, color) in enumerate((("hare", "tab:blue"), ("lynx", "tab:orange"))):
         fit.plot(years, pelts[:, k], "o", color=color, label=f"{name}, counted")
         fit.plot(years[0] + fine, states[:, k] * scale[k], color=color, label=f"{name}, solution")
@@ -134,8 +131,6 @@ def _plot(
     learned.set(xlabel="year", ylabel="thousands of pelts a year")
     for axes in (fit, learned):
         axes.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the examples on a GPU share: whether there is one, and what computes."""
+"""Helpers of the examples on a GPU: is there one, and which machine computes?"""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def choose(parser: argparse.ArgumentParser, device: str, smaller: str) -> bool:
     if sentence and device == "cuda":
         parser.exit(1, f"No GPU can be used: {sentence}\n")
     if sentence:
-        print(f"No GPU can be used: {sentence}\nThe processor goes on, with {smaller}.\n")
+        print(f"No GPU can be used: {sentence}\nThe processor is used, with {smaller}.\n")
     return device != "cpu" and not sentence
 
 
 def machine(on_gpu: bool) -> str:
-    """What computes."""
+    """The name of the machine that computes."""
     if not on_gpu:
         return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     import cupy
@@ -36,7 +36,7 @@ def machine(on_gpu: bool) -> str:
 
 
 def _missing() -> str:
-    """What is missing for computing on a GPU; nothing where there is one."""
+    """The reason why no GPU can be used; empty if one can."""
     try:
         Chain(Dense(1, 1)).init(device="cuda")
     except ValueError as error:

@@ -1,9 +1,9 @@
 """The decay of the signal in each pixel of an image, fitted in one call, with error bars.
 
 A magnetic resonance scan gives each pixel a decaying signal, a exp(-t / T) + c. Each of the three numbers has an error bar from
-the normal equations, as `scipy.optimize.curve_fit` gives it. The image is made up, so the errors can be compared with them.
+the normal equations, as `scipy.optimize.curve_fit` gives it. The image is synthetic, so the true errors are known too.
 
-    python examples/pixels.py --plot pixels.png
+    python examples/pixels.py
 
 fits 1,024 pixels. Bounds keep T positive.
 """
@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import Chain, Equations, SquaredLoss, minimize
 from chains.expr import exp
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--size", type=int, default=32, help="pixels of a side")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", metavar="FILE", help="draw T and its error bar (needs matplotlib)")
+    add_plot(parser, "pixels.png")
     chosen = parser.parse_args(arguments)
 
     times, truth, signals = image(chosen.size, chosen.seed)
@@ -56,18 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for k, name in enumerate(names):
         within = float((abs(fits.x[:, k] - truth[:, k]) < bars[:, k]).mean())
         print(f"{name}: the median error bar is {np.median(bars[:, k]):.3g}; {within:.0%} of the pixels are within theirs")
-    if chosen.plot:
-        draw(chosen.plot, times, truth, signals, fits.x, bars)
+    save_picture(chosen.plot, (14, 3.2), lambda figure: draw(figure, times, truth, signals, fits.x, bars))
 
 
-def draw(path: str, times: np.ndarray, truth: np.ndarray, signals: np.ndarray, found: np.ndarray, bars: np.ndarray) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
+def draw(figure: Any, times: np.ndarray, truth: np.ndarray, signals: np.ndarray, found: np.ndarray, bars: np.ndarray) -> None:
+    """T and its error bar in each pixel, and the signals of two pixels."""
     size = int(len(truth) ** 0.5)
-    figure, axes = plt.subplots(1, 4, figsize=(14, 3.2), layout="constrained")
+    axes = figure.subplots(1, 4)
     images = {"T, truth (ms)": truth[:, 1], "T, fitted (ms)": found[:, 1], "error bar of T (ms)": bars[:, 1]}
     for ax, (title, values) in zip(axes, images.items(), strict=False):
         shown = ax.imshow(values.reshape(size, size), vmin=None if "bar" in title else truth[:, 1].min())
@@ -81,7 +78,6 @@ def draw(path: str, times: np.ndarray, truth: np.ndarray, signals: np.ndarray, f
         )
     axes[3].set(title="two pixels", xlabel="time (ms)")
     axes[3].legend()
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

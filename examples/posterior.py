@@ -1,14 +1,14 @@
-"""Error bars of a small network: what five ways know, and know not, about a curve with a gap in its data.
+"""Error bars of a small network, by five methods: how wide are they where a curve has a gap in its data?
 
-Sixty noisy points of sin(3 x), none between -0.4 and 0.5; a network 1-8-8-1 with a normal prior on its parameters. The ways:
+Sixty noisy points of sin(3 x), none between -0.4 and 0.5; a network 1-8-8-1 with a normal prior on its parameters. The methods:
 
 - an ensemble: networks from several starts, each on its own bootstrap of the data;
-- SWAG: the moments of one descent's last part;
-- SGLD: many noisy descents at once, each of which ends at a draw;
-- Hamiltonian Monte Carlo: many chains at once;
+- SWAG: the moments of the last part of one descent;
+- SGLD: many noisy descents in one call, each of which ends at a draw;
+- Hamiltonian Monte Carlo: many chains in one call;
 - emcee's stretch moves, where it is installed, whose walkers are an ensemble that `net` is called with.
 
-    python examples/posterior.py --plot posterior.png
+    python examples/posterior.py
 
 takes half a minute.
 """
@@ -19,8 +19,10 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import HMC, SGLD, SWAG, Adam, Chain, Dense, L2Penalty, SquaredLoss, sample, schedules, tanh, train
 
@@ -76,7 +78,7 @@ def sgld(problem: Problem, draws: int, epochs: int) -> np.ndarray:
 
 
 def hamiltonian(problem: Problem, draws: int, epochs: int) -> np.ndarray:
-    """The last draw of as many chains, each of which begins at a maximum of its own."""
+    """The last draws of as many chains, which begin at different maxima."""
     p = problem.descend(draws, epochs)
     method = HMC(TEMPERATURE, leapfrog_steps=50)
     found = sample(problem.net, p, problem.x, problem.t, LOSS, method, draws=1, warmup=epochs // 10, penalty=PENALTY)
@@ -99,7 +101,7 @@ def stretched(problem: Problem, draws: int, epochs: int) -> np.ndarray:
     return np.asarray(sampler.run_mcmc(p, epochs).coords[:draws])
 
 
-WAYS: dict[str, Callable[[Problem, int, int], np.ndarray]] = {
+METHODS: dict[str, Callable[[Problem, int, int], np.ndarray]] = {
     "ensemble": ensemble,
     "SWAG": swag,
     "SGLD": sgld,
@@ -110,10 +112,10 @@ WAYS: dict[str, Callable[[Problem, int, int], np.ndarray]] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--draws", type=int, default=200, help="networks drawn in each way")
+    parser.add_argument("--draws", type=int, default=200, help="networks drawn by each method")
     parser.add_argument("--epochs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", metavar="FILE", help="draw the bands (needs matplotlib)")
+    add_plot(parser, "posterior.png")
     chosen = parser.parse_args(arguments)
 
     problem = Problem(chosen.seed)
@@ -121,13 +123,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gap = ((grid > GAP[0]) & (grid < GAP[1])).ravel()
     bands = {}
     print(f"{problem.net.n_params} parameters, {SAMPLES} points, {chosen.draws} networks; standard deviations of their outputs")
-    print(f"{'':12}{'seconds':>9}{'in the gap':>12}{'beside it':>11}{'error':>9}{'energy':>9}")
-    for name, draw in WAYS.items():
+    print(f"{'':12}{'seconds':>9}{'in the gap':>12}{'outside':>11}{'error':>9}{'energy':>9}")
+    for name, draws_of in METHODS.items():
         if name == "emcee" and find_spec("emcee") is None:
             print(f"{name:12}not installed")
             continue
         begin = time.perf_counter()
-        p = draw(problem, chosen.draws, chosen.epochs)
+        p = draws_of(problem, chosen.draws, chosen.epochs)
         seconds = time.perf_counter() - begin
         y = problem.net(grid, np.ascontiguousarray(p))[..., 0]
         bands[name] = y.mean(0), y.std(0)
@@ -137,22 +139,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         energy = problem.energy(p).mean()
         line = f"{spread[gap].max():12.3f}{spread[inside & ~gap].mean():11.3f}{error:9.3f}{energy:9.1f}"
         print(f"{name:12}{seconds:9.2f}{line}")
-    if chosen.plot:
-        _plot(chosen.plot, problem, grid.ravel(), bands)
+    size = (3 * len(bands), 3)
+    save_picture(chosen.plot, size, lambda figure: draw(figure, problem, grid.ravel(), bands))
 
 
-def _plot(file: str, problem: Problem, grid: np.ndarray, bands: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(bands), figsize=(3 * len(bands), 3), sharey=True, layout="constrained")
-    for ax, (name, (mean, spread)) in zip(np.atleast_1d(axes), bands.items(), strict=True):
+def draw(figure: Any, problem: Problem, grid: np.ndarray, bands: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """The band of two standard deviations of each method."""
+    axes = figure.subplots(1, len(bands), sharey=True, squeeze=False)[0]
+    for ax, (name, (mean, spread)) in zip(axes, bands.items(), strict=True):
         ax.plot(grid, np.sin(3 * grid), color="0.6", linewidth=1)
         ax.plot(grid, mean, color="C0")
         ax.fill_between(grid, mean - 2 * spread, mean + 2 * spread, color="C0", alpha=0.25, linewidth=0)
         ax.plot(problem.x, problem.t, ".", color="black", markersize=3)
         ax.set(title=name, xlabel="x", ylim=(-2, 2))
-    figure.savefig(file, dpi=150)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """A small network learns the exponential of 2x2 matrices: first with Adam, then with BFGS.
 
-It shows the whole of a session: the network as a table, training with a progress bar, a minimiser that sees a
-function of a flat vector, and the losses of both. With ``--program`` it also prints the operations of a step. No data
+It shows a whole session: the network as a table, training with a progress bar, a minimiser of a function of a flat
+vector, and the losses of both. With ``--program`` it also prints the operations of a step. No data
 are downloaded. The task is the first example of SimpleChains.jl.
 
     python examples/quickstart.py
 
-takes a few seconds. matplotlib is needed for the plot, which is left out without it. A few matrices with large
-exponentials rule the mean losses, so the table has the median error too.
+takes a few seconds and saves a picture of the losses and the predictions. A few matrices with large exponentials
+dominate the mean losses, so the table has the median error too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import Adam, Chain, Dense, History, SquaredLoss, minimize, tanh, train
 
@@ -43,16 +45,10 @@ def make_data(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return matrices.reshape(rows).astype(np.float32), matrix_exponential(matrices).reshape(rows).astype(np.float32)
 
 
-def plot(
-    path: str, history: History, losses: list[float], seconds: list[float], y: np.ndarray, t: np.ndarray
+def draw(
+    figure: Any, history: History, losses: list[float], seconds: list[float], y: np.ndarray, t: np.ndarray
 ) -> None:  # fmt: skip
-    """Save a figure: the loss over time, with Adam and BFGS, and the outputs `y` against the true exponentials `t`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("matplotlib is not installed, so no plot is drawn: pip install matplotlib")
-        return
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    """The loss over time, with Adam and BFGS, and the outputs `y` against the true exponentials `t`."""
     left, right = figure.subplots(1, 2)
     left.semilogy(history.seconds, history.loss, label="Adam")
     left.semilogy(history.seconds[-1] + np.array(seconds), losses, label="BFGS")
@@ -66,8 +62,6 @@ def plot(
     right.set_xscale("symlog")
     right.set_yscale("symlog")
     right.legend()
-    figure.savefig(path, dpi=120)
-    print(f"Plot saved to {path}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -76,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=300, help="epochs of Adam (%(default)s)")
     parser.add_argument("--iterations", type=int, default=200, help="iterations of BFGS at most (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", default="quickstart.png", help="file to save the plot to (%(default)s)")
+    add_plot(parser, "quickstart.png")
     parser.add_argument("--program", action="store_true", help="print the recorded operations of a step of training too")
     options = parser.parse_args(arguments)
 
@@ -117,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{name:8}{train_loss:14.3e}{test_loss:14.3e}{error:14.3e}{took:10.2f}")
     print()
     losses = [net.loss(point, x, t, loss) for point in points]
-    plot(options.plot, history, losses, seconds, net(x_test, p), t_test)
+    y = net(x_test, p)
+    save_picture(options.plot, (10, 4.5), lambda figure: draw(figure, history, losses, seconds, y, t_test))
 
 
 if __name__ == "__main__":

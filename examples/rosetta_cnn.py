@@ -1,4 +1,4 @@
-"""The network by which eight frameworks were compared learns to tell ten kinds of photographs apart.
+"""A convolutional network learns ten kinds of photographs: it is the one by which eight frameworks were compared.
 
     python examples/rosetta_cnn.py --epochs 10
 
@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from picture import add_plot, save_picture
 
 from chains import (
     SGD,
@@ -34,6 +36,8 @@ from chains import (
     train,
 )
 from chains.data import load_cifar10
+
+KINDS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def rosetta_cnn(backend: str = "auto") -> Chain:
@@ -57,7 +61,7 @@ def pixels(images: np.ndarray) -> np.ndarray:
 
 
 def outputs(net: Chain, p: np.ndarray, images: np.ndarray, size: int = 500) -> np.ndarray:
-    """The logits of many images, `size` at a time, so that not all intermediate images exist at once."""
+    """The logits of many images, `size` at a time, so that not all intermediate images are in memory."""
     return np.concatenate([net(pixels(images[k : k + size]), p) for k in range(0, len(images), size)])
 
 
@@ -68,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="auto", help="what runs the network (%(default)s)")
     parser.add_argument("--data", default=None, help="folder with the six files of CIFAR-10")
+    add_plot(parser, "rosetta_cnn.png")
     options = parser.parse_args(arguments)
 
     try:
@@ -88,15 +93,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seconds = time.perf_counter() - start
 
     print(f"\n{history}\n")
+    y = outputs(net, p, test_images)
     rows = [
+        ("accuracy on the test photographs", f"{accuracy(test_labels, y):.4f}"),
         ("photographs trained on", f"{len(x):,}"),
         ("steps of 64", f"{history.steps:,}"),
-        ("accuracy on the test photographs", f"{accuracy(test_labels, outputs(net, p, test_images)):.4f}"),
         ("seconds an epoch", f"{seconds / max(history.epochs, 1):.1f}"),
         ("milliseconds a step", f"{1e3 * seconds / max(history.steps, 1):.1f}"),
     ]
     for name, value in rows:
         print(f"{name:36}{value:>10}")
+
+    def draw(figure: Any) -> None:
+        for axis, image, label, found in zip(figure.subplots(2, 6).flat, test_images, test_labels, y.argmax(1), strict=False):
+            axis.imshow(image.transpose(1, 2, 0))
+            axis.axis("off")
+            axis.set_title(f"{KINDS[label]}:\n{KINDS[found]}", color="black" if label == found else "red")
+
+    save_picture(options.plot, (10, 4.5), draw)
 
 
 if __name__ == "__main__":
