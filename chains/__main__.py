@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import re
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from chains.exporting.export import SUFFIXES, check_output, interface_for, write
 from chains.exporting.report import report_lines
 from chains.files import load
 from chains.interop import from_onnx, from_torch
+from chains.interop.from_torch import NoStructureError
 from chains.interop.parts import needed
 from chains.version import __version__
 
@@ -48,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given.run(given)
     except (ImportError, OSError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        parser.exit(1, f"{parser.prog}: {error}\n")
+        options = "|".join(name for name in vars(given) if name not in ("run", "model", "output"))
+        message = re.sub(f"`({options})`", lambda found: f"`--{found[1].replace('_', '-')}`", str(error))  # Python's arguments
+        parser.exit(1, f"{parser.prog}: {message}\n")
     return 0
 
 
@@ -78,7 +82,11 @@ def read_model(path: str, structure: str | None, input_shape: str | None) -> tup
         return from_onnx(path)
     if kind in (".pt", ".pth"):
         shape = None if input_shape is None else tuple(int(each) for each in input_shape.split(","))
-        return from_torch(path if structure is None else _with_weights(structure, path), shape)
+        try:
+            return from_torch(path if structure is None else _with_weights(structure, path), shape)
+        except NoStructureError:
+            what = f"{path!r} is a file of weights without a structure"
+            raise ValueError(f"{what}: name the module, or what makes it, by `--structure FILE.py:NAME`") from None
     return load(path)
 
 

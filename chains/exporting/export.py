@@ -35,7 +35,7 @@ def export(
     *,
     state: Any = None,
     name: str = "model",
-    dtype: Any = "float32",
+    dtype: Any = None,
     loss: Loss | None = None,
     target_shape: tuple[int, ...] | None = None,
     penalty: Penalty | None = None,
@@ -65,8 +65,8 @@ def export(
         arguments.
     name : str
         The prefix of the names of all functions.
-    dtype : "float32" or "float64"
-        The type of all arrays.
+    dtype : "float32" or "float64", optional
+        The type of all arrays. By default that of `p`, or float32 if `p` is not given.
     loss, target_shape, penalty, optimizer
         As for `net.program`.
     gradient : "parameters", "inputs", "both" or None
@@ -79,7 +79,7 @@ def export(
     target : str or list of str
         The processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`), several in
         a list or separated by commas. Levels of x86-64 share a file, which chooses the level at run time; any other target has
-        a separate file, named after it. C source needs none.
+        a separate file, named after it. C source takes none: its compiler decides.
     header, fortran : bool
         Whether to write the C header and the Fortran module.
 
@@ -115,7 +115,7 @@ def check_output(name: str, path: Any) -> Path:
 
 
 def interface_for(
-    net: Chain, p: Any = None, state: Any = None, *, name: str = "model", dtype: Any = "float32", loss: Loss | None = None,
+    net: Chain, p: Any = None, state: Any = None, *, name: str = "model", dtype: Any = None, loss: Loss | None = None,
     target_shape: tuple[int, ...] | None = None, penalty: Penalty | None = None, optimizer: Optimizer | None = None,
     gradient: str | None = "both", derivatives: Sequence[str] = (),
 ) -> Interface:  # fmt: skip
@@ -124,6 +124,8 @@ def interface_for(
     check_c_name("name", name)
     if gradient is not None:
         check_word("gradient", gradient, "parameters", "inputs", "both")
+    if dtype is None:
+        dtype = np.float32 if p is None else arguments.check_params(p, net.n_params).dtype
     kind = arguments.check_dtype(dtype)
     criterion = _criterion(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
@@ -143,6 +145,8 @@ class Written:
 def write(interface: Interface, path: Path, target: str | Sequence[str], header: bool, fortran: bool) -> Written:
     """Write the files of an interface."""
     if path.suffix == ".c":
+        if target != "native":
+            raise ValueError(f"`target` (={target!r}) is for machine code: leave it out for C source, whose compiler decides")
         source = CSource(interface)
         interface, built_for, forward_seconds = source.interface, "compilers of C99", None
         contents = {path: source.text(path.with_suffix(".h").name if header else None).encode()}

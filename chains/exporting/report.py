@@ -33,4 +33,4 @@ def report_lines(written: Written) -> Iterator[str]:
     if written.forward_seconds is not None:
         for n, seconds in zip(BATCHES, written.forward_seconds(BATCHES), strict=True):
             samples = counted(n, "sample")
-            yield f"time       {1e6 * seconds:.3g} us, a forward pass of {samples} on one thread of this computer"
+            yield f"time       {1e6 * seconds:.3g} us, a forward pass of {samples} on one thread, from machine code"

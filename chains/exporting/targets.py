@@ -105,6 +105,9 @@ def _target(name: str) -> Target:
     if name == "native":
         return host()
     if name not in TARGETS:
+        if name.startswith("cortex"):  # of which no other has the instructions
+            wanted = "cortex-m4 and cortex-m7; for other microcontrollers, export C99 source, such as 'model.c'"
+            raise ValueError(f"unknown `target` (={name!r}): there is machine code for {wanted}")
         known = ["native", *TARGETS]
         raise ValueError(f"unknown `target` (={name!r}): choose one of {', '.join(map(repr, known))}{meant(name, known)}")
     return TARGETS[name]

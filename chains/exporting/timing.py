@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, c_ssize_t, c_void_p
-from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -52,7 +51,7 @@ end:
 
 
 def _seconds(repeated: Callable[..., None], *given: int) -> float:
-    """The time of a call of which ``repeated(count, *given)`` makes `count`: the median of rounds long enough for the clock."""
+    """The time of a call of which ``repeated(count, *given)`` makes `count`: in the fastest round."""
 
     def elapsed(count: int) -> float:
         start = perf_counter()
@@ -62,4 +61,4 @@ def _seconds(repeated: Callable[..., None], *given: int) -> float:
     count = 1
     while (time := elapsed(count)) < ROUND_SECONDS:
         count = int(count * max(2.0, min(100.0, ROUND_SECONDS / max(time, 1e-9))))
-    return median(elapsed(count) for _ in range(ROUNDS)) / count
+    return min(elapsed(count) for _ in range(ROUNDS)) / count

@@ -65,6 +65,10 @@ def from_torch(
     return assembled(_parts(torch, module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
 
 
+class NoStructureError(ValueError):
+    """A file has weights alone."""
+
+
 def _loaded(torch: Any, path: str) -> Any:
     """The module in a file. Raises ValueError unless the file has a module of nothing but `torch.nn`."""
     nn = torch.nn
@@ -76,7 +80,7 @@ def _loaded(torch: Any, path: str) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(f"`module` (={path!r}) is no file of a module with layers of torch.nn alone: {error}") from error
     if isinstance(module, Mapping):
-        raise ValueError(
+        raise NoStructureError(
             f"`module` (={path!r}) is a file of weights without a structure: make the module, call "
             "load_state_dict(torch.load(...)), and pass the module"
         )

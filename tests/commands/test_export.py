@@ -57,6 +57,19 @@ def test_what_cannot_be_done_is_said(tmp_path, capsys):
     np.testing.assert_equal(sorted(path.name for path in tmp_path.iterdir()), ["m.safetensors"])
 
 
+def test_errors_name_the_options_of_the_command(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU()), tmp_path / "images.pt")
+    for output, rest, said in (
+        ("model.o", [], "`--input-shape` is needed"),
+        ("model.c", ["--input-shape", "1,8,8", "--target", "cortex-m4"], "`--target` (='cortex-m4') is for machine code"),
+    ):
+        with pytest.raises(SystemExit, match="1"):
+            main(["export", str(tmp_path / "images.pt"), str(tmp_path / output), *rest])
+        assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["images.pt"]
+
+
 def test_a_call_is_timed_where_this_computer_can_run_it(tmp_path, capsys):
     main(["export", saved(tmp_path), str(tmp_path / "model.o"), "--free"])
     times = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("time")]
@@ -98,11 +111,15 @@ def test_files_of_pytorch_run_no_code(tmp_path, capsys):
 
     torch.save(Custom(), tmp_path / "custom.pt")
     torch.save({"0.weight": torch.zeros(2, 3)}, tmp_path / "weights.pt")
-    for file, said in (("custom.pt", "layers of torch.nn alone"), ("weights.pt", "weights without a structure")):
+    for file, said in (
+        ("custom.pt", "layers of torch.nn alone"),
+        ("weights.pt", "weights without a structure: name the module"),
+    ):
         with pytest.raises(SystemExit, match="1"):
             main(["export", str(tmp_path / file), str(tmp_path / "model.o")])
         printed = capsys.readouterr()
         assert said in printed.err
+        assert ("`--structure" in printed.err) == (file == "weights.pt")
         assert "executed" not in printed.out
 
 

@@ -100,6 +100,14 @@ def test_parameters_and_state_may_be_part_of_the_code(tmp_path):
     chains.export(net, tmp_path / "model.h.o", p, state=state)
 
 
+@pytest.mark.parametrize(
+    ("p", "dtype", "kind"), [("float64", None, "double"), ("float64", "float32", "float"), (None, None, "float")]
+)
+def test_arrays_have_the_type_of_the_parameters_unless_it_is_given(p, dtype, kind, tmp_path):
+    chains.export(NET, tmp_path / "model.c", None if p is None else NET.init(0, dtype=p), dtype=dtype)
+    assert f"void model_forward(ptrdiff_t n, const {kind} *x" in (tmp_path / "model.h").read_text()
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("gradient", ["parameters", "inputs", "both", None])
 def test_gradients_are_those_asked_for(gradient):
@@ -168,6 +176,8 @@ def test_an_archive_is_what_ar_writes(tmp_path):
         ({"name": "2d"}, ValueError, "`name`.*a name in C"),
         ({"gradient": "all"}, ValueError, "`gradient`"),
         ({"target": "x86-64-v9"}, ValueError, "unknown `target`.*x86-64-v3"),
+        ({"target": "cortex-m3"}, ValueError, r"unknown `target` \(='cortex-m3'\).*export C99 source, such as 'model.c'$"),
+        ({"path": "model.c", "target": "cortex-m4"}, ValueError, "`target` .*leave it out for C source"),
         ({"target": []}, TypeError, "`target`"),
         ({"dtype": "int8"}, TypeError, "`dtype`"),
         ({"p": np.zeros(3, np.float32)}, ValueError, "`p` must have shape"),
