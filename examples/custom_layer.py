@@ -1,4 +1,4 @@
-"""A custom layer and a custom activation, checked against central differences and then trained.
+"""A custom layer and a custom activation are checked against central differences, then trained.
 
     python examples/custom_layer.py
 

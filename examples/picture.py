@@ -1,4 +1,4 @@
-"""What the examples share to save a picture, where matplotlib is installed."""
+"""Helpers of the examples: they save a picture where matplotlib is installed."""
 
 from __future__ import annotations
 

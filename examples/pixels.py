@@ -1,4 +1,4 @@
-"""The decay of the signal in each pixel of an image, fitted in one call, with error bars.
+"""One call fits the decay of the signal in each pixel of an image, with error bars.
 
 A magnetic resonance scan gives each pixel a decaying signal, a exp(-t / T) + c. Each of the three numbers has an error bar from
 the normal equations, as `scipy.optimize.curve_fit` gives it. The image is synthetic, so the true errors are known too.

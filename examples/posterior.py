@@ -1,4 +1,4 @@
-"""Error bars of a small network, by five methods: how wide are they where a curve has a gap in its data?
+"""Five methods give error bars of a small network: how wide are they where a curve has a gap in its data?
 
 Sixty noisy points of sin(3 x), none between -0.4 and 0.5; a network 1-8-8-1 with a normal prior on its parameters. The methods:
 

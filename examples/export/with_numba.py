@@ -1,4 +1,4 @@
-"""Call an exported network from functions that Numba compiles: python with_numba.py, beside model.so and parameters.txt."""
+"""Functions that Numba compiles call an exported network: python with_numba.py, where model.so and parameters.txt are."""
 
 import ctypes
 

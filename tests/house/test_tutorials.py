@@ -16,6 +16,12 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").rglob("*.py"))
 OPTIONAL = {"casadi", "jax", "onnx", "onnxruntime", "optuna", "scipy", "sklearn", "torch"}
 
 
+def test_tutorials_end_with_suggestions():
+    """The last paragraph of each is text that begins so."""
+    last = {path.stem: path.read_text().rsplit("# %%\n", 1)[1] for path in TUTORIALS}
+    assert [name for name, text in last.items() if not text.startswith("# To try next: ") or "\n\n" in text] == []
+
+
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")  # of the packages that tutorials use
 def test_tutorials_run(path, tmp_path, monkeypatch):
