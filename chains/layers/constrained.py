@@ -160,11 +160,21 @@ def _positions(name: str, given: Any, inputs: int) -> tuple[int, ...]:
 
 
 def _check_shape_of(f: Function, convex: bool) -> None:
-    """Raise ValueError if an activation decreases, or is not convex, by its slopes at points from -40 to 40."""
+    """Raise ValueError if an activation decreases, or is not convex, by its values and slopes at points from -40 to 40."""
     x = np.linspace(-40.0, 40.0, 16001)
-    slopes = np.broadcast_to(f.slope(x, f(x)), x.shape)
+    with np.errstate(all="ignore"):
+        y = np.broadcast_to(f(x), x.shape)
+        slopes = np.broadcast_to(f.slope(x, f(x)), x.shape)
+        rises, bends = np.diff(y), np.where(slopes[1:] == slopes[:-1], 0.0, np.diff(slopes))  # infinite slopes are equal
+        rounding = 1e-12 * np.maximum(1.0, abs(y[1:]))
+        falls, jumps = rises < -rounding, np.diff(rises) < -4.0 * rounding[1:]
     if not slopes.min() >= 0.0:
         raise ValueError(f"`activation` (={f}) must not decrease; its slope at {x[slopes.argmin()]:g} is {slopes.min():.2g}")
-    if convex and not (np.diff(slopes) >= -1e-12).all():
-        at = x[np.diff(slopes).argmin()]
-        raise ValueError(f"`activation` (={f}) must be convex, such as softplus or relu; its slope falls near {at:g}")
+    if falls.any():
+        raise ValueError(f"`activation` (={f}) must not decrease; it jumps down near {x[falls.argmax()]:g}")
+    if convex and not (bends >= -1e-12).all():
+        raise ValueError(
+            f"`activation` (={f}) must be convex, such as softplus or relu; its slope falls near {x[bends.argmin()]:g}"
+        )
+    if convex and jumps.any():
+        raise ValueError(f"`activation` (={f}) must be convex, such as softplus or relu; it jumps near {x[jumps.argmax()]:g}")

@@ -96,3 +96,14 @@ def test_custom_activations_are_looked_at():
     assert Convex(2, (3, 1), activation=activation("square above zero", lambda x: chains.expr.maximum(x, 0.0) ** 2))
     with pytest.raises(ValueError, match="must not decrease; its slope at -40 is -80"):
         Convex(2, (3, 1), activation=activation("square", lambda x: x * x))
+    steep = activation("steep", lambda x: chains.expr.exp(100.0 * x))  # infinite from x = 7.1 on
+    assert Convex(2, (3, 1), activation=steep).activation is steep
+    with pytest.raises(ValueError, match="must not decrease; its slope at -40 is nan"):
+        Monotone(2, (3, 1), activation=activation("root", chains.expr.sqrt))
+    step = activation("step", lambda x: chains.expr.where(x > 0.5, 1.0, 0.0), derivative=lambda x: 0.0 * x)
+    assert Monotone(2, (3, 1), activation=step)
+    with pytest.raises(ValueError, match=r"must be convex.*; it jumps near 0\.5"):
+        Convex(2, (3, 1), activation=step)
+    down = activation("down", lambda x: chains.expr.where(x > 0.5, x - 1.0, x), derivative=lambda x: 1.0 + 0.0 * x)
+    with pytest.raises(ValueError, match=r"must not decrease; it jumps down near 0\.5"):
+        Monotone(2, (3, 1), activation=down)
