@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--target", default="native", help="such as x86-64-v3,aarch64 (default: this computer)")
     command.add_argument("--name", default="model", help="what the names of all functions begin with (default: model)")
     command.add_argument("--gradient", default="both", choices=("parameters", "inputs", "both", "none"))
-    command.add_argument("--derivatives", default="", help="by the inputs: some of jvp,jacobian,hessian (default: none)")
+    command.add_argument(
+        "--derivatives", default="", help="with respect to the inputs: some of jvp,jacobian,hessian (default: none)"
+    )
     command.add_argument("--dtype", choices=("float32", "float64"), help="of all arrays (default: that of the file)")
     command.add_argument("--free", action="store_true", help="leave the parameters an argument, rather than a part of the code")
     command.add_argument("--no-header", action="store_true", help="write no C header")

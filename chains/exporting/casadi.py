@@ -425,7 +425,7 @@ class _Body:
     def _refuse(self) -> None:
         """Print that second derivatives by the parameters do not exist, and fail, so that CasADi raises an error."""
         name = self.symbol.name.removeprefix("jac_adj1_")
-        text = f"{name} has no second derivatives by its parameters p: pass p to to_casadi, or derive by the inputs alone\n"
+        text = f"{name} has no second derivatives with respect to its parameters p: pass p to to_casadi\n"
         self.f.module.declare("refusal", f"@refusal = private constant [{len(text)} x i8] {characters(text.encode())}")
         self.f.call("write", I64, Value("2", I32), Value("@refusal", PTR), integer(len(text)))
         self.f.line("ret i32 1")

@@ -72,7 +72,7 @@ def export(
     gradient : "parameters", "inputs", "both" or None
         The gradients that the functions fill.
     derivatives : sequence of "jvp", "jacobian" and "hessian"
-        Functions of derivatives by the inputs: ``model_jvp(n, x, p, dx, dy)``, the derivatives of the outputs along dx;
+        Functions of derivatives with respect to the inputs: ``model_jvp(n, x, p, dx, dy)``, those of the outputs along dx;
         ``model_jacobian(n, x, p, J)``, with J of shape (n, outputs, inputs); ``model_hessian(n, x, p, v, H)``, the second
         derivatives of the sum of v times the outputs, with H of shape (n, inputs, inputs). With "jacobian", recurrent networks
         have ``model_stream_jacobian(n, x, p, carried, J)`` too, of one step.

@@ -136,9 +136,9 @@ ABOUT = {
     "moments": "the optimiser's moments, zeros at first",
     "step": "the number of steps done, 0 at first",
     "random": "a seed, and a number to raise by 1 each step",
-    "J": "derivatives of the outputs by the inputs",
+    "J": "derivatives of the outputs with respect to the inputs",
     "v": "weights of the outputs",
-    "H": "second derivatives by the inputs of the sum of v times the outputs",
+    "H": "second derivatives, with respect to the inputs, of the sum of v times the outputs",
 }
 ABOUT_IN = {  # other descriptions of arrays in some functions
     ("jvp", "dx"): "a direction of the inputs",
@@ -196,8 +196,8 @@ def interface_of(
         "loss": f"Returns the loss, {repr(criterion.loss) if criterion else ''}, and fills its gradients.",
         "stream": "The outputs y of one step of a sequence.",
         "jvp": "Derivatives dy of the outputs along dx.",
-        "jacobian": "The Jacobian J of each sample: the derivatives of its outputs by its inputs.",
-        "hessian": "The Hessian H of each sample, by its inputs: of the sum of v times its outputs. Symmetric.",
+        "jacobian": "The Jacobian J of each sample: the derivatives of its outputs with respect to its inputs.",
+        "hessian": "The Hessian H of each sample with respect to its inputs: of the sum of v times its outputs. Symmetric.",
         "stream_jacobian": "The Jacobian J of one step of a sequence.",
         "step": f"One step of {optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
     }

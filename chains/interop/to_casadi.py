@@ -70,7 +70,7 @@ def to_casadi(
     TypeError, ValueError
         For arguments that do not fit, and if no linker is found.
     NotImplementedError
-        For a layer without a rule for derivatives by the inputs; the message names it.
+        For a layer without a rule for derivatives with respect to the inputs; the message names it.
     ImportError
         If CasADi is missing.
     """

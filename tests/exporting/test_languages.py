@@ -106,11 +106,11 @@ def test_other_processors(target, tmp_path):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("processor", ["cortex-m4", "cortex-m7"])
-def test_microcontrollers_train(processor, tmp_path):
+@pytest.mark.parametrize(("processor", "suffix"), [("cortex-m4", ".o"), ("cortex-m4", ".c"), ("cortex-m7", ".o")])
+def test_microcontrollers_train(processor, suffix, tmp_path):
     tool("arm-none-eabi-gcc"), tool("qemu-system-arm")
     example = runpy.run_path(str(EXAMPLES / "cortex/make.py"))
-    printed = example["run"](example["build"](tmp_path, processor), processor).splitlines()
+    printed = example["run"](example["build"](tmp_path, processor, suffix), processor).splitlines()
     found, wanted = ([float(n) for n in re.findall(r"-?\d+\.\d+", text)] for text in (printed[0], example["expected"]()))
     np.testing.assert_allclose(found, wanted, atol=2e-5)
     counts = {line.split(":")[0]: int(line.split()[1]) for line in printed[1:4]}

@@ -154,7 +154,7 @@ def test_what_is_not_there_is_refused(capfd):
     hessian = ca.Function("h", [x, p], [ca.hessian(ca.sum1(F(x, p)), p)[0]])
     with pytest.raises(RuntimeError):
         hessian(np.zeros(4), P)
-    assert "F has no second derivatives by its parameters p: pass p to to_casadi" in capfd.readouterr().err
+    assert "F has no second derivatives with respect to its parameters p: pass p to to_casadi" in capfd.readouterr().err
     baked = to_casadi(NET, P)
     with pytest.raises(RuntimeError, match="jac_adj1_F"):
         baked.reverse(1).jacobian().jacobian()

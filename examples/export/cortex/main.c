@@ -13,11 +13,16 @@
 
 static float p[MODEL_N_PARAMS], moments[MODEL_N_MOMENTS], g[MODEL_N_PARAMS], y[SAMPLES * 2], dx[SAMPLES * 3];
 static double step;
-static unsigned char work[32768];
+#if WORK_BYTES /* an object file takes a workspace, and C99 of so small a network takes none */
+static unsigned char work[WORK_BYTES];
+#define WORK , work
+#else
+#define WORK
+#endif
 
-static void forward(void) { model_forward(1, x, p, y, work); }
-static void vjp(void) { model_vjp(1, x, p, t, g, dx, work); }
-static void train(void) { model_step(1, x, t, p, moments, &step, work); }
+static void forward(void) { model_forward(1, x, p, y WORK); }
+static void vjp(void) { model_vjp(1, x, p, t, g, dx WORK); }
+static void train(void) { model_step(1, x, t, p, moments, &step WORK); }
 
 static double instructions(void (*function)(void))
 {
@@ -45,20 +50,20 @@ __attribute__((noinline)) static long stack_bytes(void (*function)(void))
 
 int main(void)
 {
-    if (model_work_bytes(SAMPLES) > (ptrdiff_t)sizeof work)
+    if (model_work_bytes(SAMPLES) > WORK_BYTES)
         return 1;
     memcpy(p, parameters, sizeof p);
-    model_forward(SAMPLES, x, p, y, work);
+    model_forward(SAMPLES, x, p, y WORK);
     float outputs = 0.0f, gradients = 0.0f;
     for (int k = 0; k < SAMPLES * 2; k++)
         outputs += y[k];
-    model_vjp(SAMPLES, x, p, y, g, dx, work);
+    model_vjp(SAMPLES, x, p, y, g, dx WORK);
     for (int k = 0; k < MODEL_N_PARAMS; k++)
         gradients += g[k];
-    float first = model_loss(SAMPLES, x, p, t, g, dx, work);
+    float first = model_loss(SAMPLES, x, p, t, g, dx WORK);
     for (int k = 0; k < STEPS; k++)
-        model_step(SAMPLES, x, t, p, moments, &step, work);
-    float last = model_loss(SAMPLES, x, p, t, g, dx, work);
+        model_step(SAMPLES, x, t, p, moments, &step WORK);
+    float last = model_loss(SAMPLES, x, p, t, g, dx WORK);
     printf("outputs %.5f, gradients %.5f, loss %.6f, after %d steps %.6f\n", outputs, gradients, first, STEPS, last);
 
     const struct { const char *name; void (*function)(void); } functions[] = {{"forward", forward}, {"vjp", vjp}, {"step", train}};

@@ -1,4 +1,4 @@
-"""A network that is trained on a microcontroller: Cortex-M4 and Cortex-M7 in qemu.
+"""A network that is trained on a microcontroller: Cortex-M4 and Cortex-M7 in qemu, as an object file and as C99.
 
 python examples/export/cortex/make.py build
 """
@@ -6,6 +6,7 @@ python examples/export/cortex/make.py build
 import argparse
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,21 +34,35 @@ def expected() -> str:
     return f"outputs {y.sum():.5f}, gradients {g.sum():.5f}, loss {first:.6f}, after {STEPS} steps {last:.6f}"
 
 
-def build(folder: Path, processor: str) -> Path:
+def options_for(processor: str) -> list[str]:
+    """The options of the compiler."""
+    return [f"-mcpu={processor}", "-mthumb", "-mfloat-abi=hard", "-mfpu=auto", "-O2", "-Wall"]
+
+
+def model(path: Path, processor: str, p: np.ndarray | None, **settings: Any) -> Path:
+    """Write a file `.o` or `.c`. Returns the object file, which is that of the compiler for C99."""
+    chains.export(net, path, p, **settings, **({"target": processor} if path.suffix == ".o" else {}))
+    if path.suffix == ".o":
+        return path
+    compiled = path.with_name(f"{path.stem}-c99.o")
+    subprocess.run(["arm-none-eabi-gcc", *options_for(processor), "-c", path, "-o", compiled], check=True)
+    return compiled
+
+
+def build(folder: Path, processor: str, suffix: str = ".o") -> Path:
     """Write the network for a processor, and compile the program."""
     folder.mkdir(parents=True, exist_ok=True)
-    chains.export(net, folder / "model.o", loss=loss, optimizer=optimizer, target=processor)
+    code = model(folder / f"model{suffix}", processor, None, loss=loss, optimizer=optimizer)
     arrays = {"parameters": p, "x": x, "t": t}
-    lines = [f"#define SAMPLES {SAMPLES}", f"#define STEPS {STEPS}"]
+    lines = [f"#define SAMPLES {SAMPLES}", f"#define STEPS {STEPS}", f"#define WORK_BYTES {4096 if suffix == '.o' else 0}"]
     for name, array in arrays.items():
         numbers = ", ".join(f"{number!r}f" for number in array.ravel().tolist())
         lines.append(f"static const float {name}[] = {{{numbers}}};")
     (folder / "data.h").write_text("\n".join(lines) + "\n")
     program = folder / "program.elf"
-    processor_options = [f"-mcpu={processor}", "-mthumb", "-mfloat-abi=hard", "-mfpu=auto"]
-    options = ["-O2", "-Wall", "-Wl,-z,noexecstack", "--specs=rdimon.specs", f"-T{HERE / 'board.ld'}", f"-I{folder}"]
-    files = [HERE / "main.c", HERE / "start.c", folder / "model.o", "-lm", "-o", program]
-    subprocess.run(["arm-none-eabi-gcc", *processor_options, *options, *files], check=True)
+    options = ["-Wl,-z,noexecstack", "--specs=rdimon.specs", f"-T{HERE / 'board.ld'}", f"-I{folder}"]
+    files = [HERE / "main.c", HERE / "start.c", code, "-lm", "-o", program]
+    subprocess.run(["arm-none-eabi-gcc", *options_for(processor), *options, *files], check=True)
     return program
 
 
@@ -64,6 +79,8 @@ if __name__ == "__main__":
     folder = parser.parse_args().folder
     print(f"this computer: {expected()}")
     for processor in BOARDS:
-        program = build(folder / processor, processor)
-        print(f"{processor}: {run(program, processor)}")
-        subprocess.run(["arm-none-eabi-size", folder / processor / "model.o"], check=True)
+        for suffix in (".o", ".c"):
+            place = folder / processor / suffix[1:]
+            print(f"{processor}, {suffix}: {run(build(place, processor, suffix), processor)}")
+            files = [*place.glob("model*.o"), model(place / f"forward{suffix}", processor, p, gradient=None)]
+            subprocess.run(["arm-none-eabi-size", *files], check=True)
