@@ -63,7 +63,7 @@ class SecondOrder:
 
     def _blocks(self, data: Mapping[str, Any]) -> Iterator[slice]:
         samples = len(data["x"])
-        size = max(1, BLOCK_BYTES // (8 * self.network.n_params * self.per_sample))
+        size = max(1, BLOCK_BYTES // (8 * max(1, self.network.n_params * self.per_sample)))
         for start in range(0, samples, size):
             yield slice(start, min(samples, start + size))
 
@@ -78,7 +78,7 @@ class SecondOrder:
             r, j = found["r"], found["j"]
         else:
             r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
-        r, j = r.ravel(), j.reshape(-1, len(p))
+        r, j = r.ravel(), j.reshape(r.size, len(p))
         _weigh(r, own)
         _weigh(j, own[:, None])
         return r, j

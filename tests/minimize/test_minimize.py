@@ -173,6 +173,13 @@ def test_bad_arguments_are_refused():
     assert chains.minimize is minimize
 
 
+def test_a_network_without_parameters_has_nothing_to_fit():
+    x = np.ones((3, 2))
+    found = minimize(Chain(input_shape=(2,)).objective(x, 2.0 * x, SquaredLoss()), np.zeros(0), "LM")
+    assert (found.success, found.nit) == (True, 0)
+    assert found.fun == pytest.approx(1.0)
+
+
 def bowl(p):
     return float(p @ p), 2 * p
 
