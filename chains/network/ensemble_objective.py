@@ -60,7 +60,7 @@ def objective_of(
 def _made(
     net: Any, loss: Loss, penalty: Penalty | None, state: Any, mode: str, seed: int, x: Any, t: Any, weights: Any = None
 ) -> Objective:
-    return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None)
+    return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None, check_finite=False)  # others may fit
 
 
 class EnsembleObjective:

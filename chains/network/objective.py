@@ -19,7 +19,7 @@ from chains.losses import Loss
 from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
-from chains.network import executables
+from chains.network import checks, executables
 from chains.network.fits import fitter_of, started
 from chains.network.network import network_of
 from chains.network.second_order import SecondOrder
@@ -36,11 +36,15 @@ FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost
 
 def objective(
     net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
-    comm: Any,
+    comm: Any, check_finite: bool = True,
 ) -> Objective:  # fmt: skip
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network, training = network_of(net), arguments.check_mode(mode)
     data, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
+    if check_finite and not any(
+        MappedFile.of(array, array.dtype) for array in data.values()
+    ):  # files may be longer than the memory
+        arguments.check_finite(np.dtype(np.float64), **checks.with_counted_targets(network.declaration, data))
     data = arguments.to_device_of(data["x"], data)
     x, processes = data["x"], None if comm is None else executables.check_comm(comm)
     total, first = (len(x), 0) if processes is None else executables.part_of(processes, len(x))
@@ -170,7 +174,11 @@ class Objective:
         """
         if memory_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
-        from scipy.optimize import minimize
+        try:
+            from scipy.optimize import minimize
+        except ImportError as error:
+            text = f"`minimize` of an objective needs SciPy: pip install scipy ({error}); chains.minimize does not"
+            raise ImportError(text, name=error.name) from error
 
         if progress is not None:
             check_flags(progress=progress)

@@ -164,13 +164,15 @@ def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...],
 def with_hints(function: Callable[P, T]) -> Callable[P, T]:
     """The function, with errors about unknown arguments by keyword that name the argument which was probably meant."""
     code = function.__code__
-    names = frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    names = frozenset(known)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> T:
         if not names.issuperset(keywords):
             unknown = next(name for name in keywords if name not in names)
-            raise TypeError(f"{code.co_name}() got an unexpected keyword argument {unknown!r}{meant(unknown, sorted(names))}")
+            hint = meant(unknown, known) or f"; its arguments are {', '.join(known)}"
+            raise TypeError(f"{code.co_name}() got an unexpected keyword argument {unknown!r}{hint}")
         return function(*args, **keywords)
 
     return call

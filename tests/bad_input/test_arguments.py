@@ -19,7 +19,7 @@ from tests.bad_input.support import CLASSIFIER, GOOD, NET, REFUSED, WITH_T, Call
         (lambda: chains.solve(iteration=3), "'iteration'; did you mean `iterations`"),
         (lambda: chains.sample(warm_up=3), "'warm_up'; did you mean `warmup`"),
         (lambda: chains.export(derivates=3), r"'derivates'; did you mean `derivatives`\?"),
-        (lambda: train(something=3), "'something'$"),
+        (lambda: train(something=3), "'something'; its arguments are net, p, x, t, "),
     ],
 )  # fmt: skip
 def test_misspelled_arguments(call, error):
