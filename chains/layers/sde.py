@@ -110,7 +110,7 @@ class SDE(Layer):
     ) -> None:  # fmt: skip
         for name, layer in (("drift", drift), ("diffusion", diffusion)):
             if not isinstance(layer, Layer):
-                raise TypeError(f"`{name}` (={shown(layer)}) must be a layer, such as Chain(Dense(2, 5, tanh), Dense(5, 2))")
+                raise TypeError(f"`{name}` (={shown(layer)}) must be a layer: a Chain, or Equations of formulas")
         check_word("method", method, *METHODS)
         check_flags(time=time)
         if whole(given, 0) is None:

@@ -80,7 +80,7 @@ class SteadyState(Layer):
         rtol: float | None = None, atol: float | None = None, max_steps: int = 64,
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
-            raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer, such as Chain(Dense(3, 5, tanh), Dense(5, 2))")
+            raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer: a Chain, or Equations of formulas")
         check_word("method", method, "newton", "anderson")
         check_flags(fixed_point=fixed_point)
         self.rhs = rhs

@@ -41,9 +41,8 @@ def objective(
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network, training = network_of(net), arguments.check_mode(mode)
     data, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
-    if check_finite and not any(
-        MappedFile.of(array, array.dtype) for array in data.values()
-    ):  # files may be longer than the memory
+    in_memory = not any(MappedFile.of(array, array.dtype) for array in data.values())  # files may be too long to be read
+    if check_finite and in_memory:
         arguments.check_finite(np.dtype(np.float64), **checks.with_counted_targets(network.declaration, data))
     data = arguments.to_device_of(data["x"], data)
     x, processes = data["x"], None if comm is None else executables.check_comm(comm)

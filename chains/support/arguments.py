@@ -168,6 +168,8 @@ def _hint(given: tuple[int, ...], shape: tuple[int, ...], name: str) -> str:
         return f"; here the channels are the last axis, but they come first: np.moveaxis({batch}, -1, 1)"
     if given[1:] == shape[1:] and shape[0] == 1:
         return f"; the single channel is an axis: {name}[:, None]"
+    if len(given) == 2 and given[:1] == shape:
+        return f"; samples are rows: {name}.T"
     if len(given) > 1 and math.prod(given[1:]) == math.prod(shape):
         lengths = ", ".join(map(str, shape)) or ""
         return f"; a sample has as many numbers: {name}.reshape(len({name}), {lengths}), where they are in that order"

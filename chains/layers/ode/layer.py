@@ -164,7 +164,7 @@ class ODE(Layer):
         checkpoint_every: int | None = None, adjoint: bool = False, event: Layer | None = None, direction: str = "both",
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
-            raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer, such as Chain(Dense(2, 5, tanh), Dense(5, 2))")
+            raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer: a Chain, or Equations of formulas")
         check_word("method", method, *METHODS)
         check_flags(time=time, adjoint=adjoint)
         if adjoint and len(METHODS[method].halves) > 1:
