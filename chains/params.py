@@ -39,10 +39,16 @@ class Bounds:
         return value
 
     def stored(self, value: Any, what: str = "`value`") -> np.ndarray:
-        """The stored numbers of values, in float64. Raises ValueError, naming `what`, unless all are within the bounds."""
-        value = np.asarray(value, np.float64)
-        above = value - (-math.inf if self.low is None else self.low)
-        below = (math.inf if self.high is None else self.high) - value
+        """The stored numbers of values, in float64. Raises TypeError or ValueError, naming `what`, unless all are within the
+        bounds.
+        """
+        try:
+            value = np.asarray(value, np.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"{what} must be numbers {self}, got {shown(value)}") from None
+        with np.errstate(invalid="ignore"):  # of an infinite value
+            above = value - (-math.inf if self.low is None else self.low)
+            below = (math.inf if self.high is None else self.high) - value
         wrong = ~((above > 0.0) & (below > 0.0))
         if wrong.any():
             raise ValueError(f"{what} must be {self}, got {value[wrong][0]:g}")
@@ -73,7 +79,9 @@ def bounds_of(bounds: Any, of: str = "", name: str = "bounds") -> Bounds | None:
         raise TypeError(f"`{name}` (={shown(bounds)}){of} {wanted}")
     given = [None if b is None or (math.isinf(b) and (b > 0) == bool(k)) else float(b) for k, b in enumerate(bounds)]
     low, high = given
-    if not all(b is None or math.isfinite(b) for b in given) or (low is not None and high is not None and low >= high):
+    if not all(b is None or math.isfinite(b) for b in given) or (
+        low is not None and high is not None and not 0.0 < high - low < math.inf
+    ):
         raise ValueError(f"`{name}` (={shown(bounds)}){of} {wanted}, and `low` below `high`")
     return None if low is None and high is None else Bounds(low, high)
 

@@ -157,6 +157,9 @@ class Rate(Layer):
         (lambda: RATES(bounds={"d": (1, 0)}), ValueError, "`bounds` (=(1, 0)) of `d` must be (low, high)"),
         (lambda: RATES(bounds={"d": (0, np.nan)}), ValueError, "`low` below `high`"),
         (lambda: RATES(bounds={"d": (np.inf, None)}), ValueError, "`low` below `high`"),
+        (lambda: RATES(bounds={"d": (-1e308, 1e308)}), ValueError, "`low` below `high`"),
+        (lambda: Bounds(0.0, None).stored(np.inf), ValueError, "`value` must be above 0, got inf"),
+        (lambda: Bounds(0.0, None).stored("a"), TypeError, "`value` must be numbers above 0, got 'a'"),
         (lambda: RATES(bounds={"d": ("0", None)}), TypeError, "`bounds` (=('0', None)) of `d`"),
         (
             lambda: Chain(Rate([0.5, -1.0], (0, None)), input_shape=(2,)),
