@@ -14,10 +14,12 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.interop.parts import needed
+from chains.layers.stepwise import joined
 from chains.network.checks import check_numeric
 from chains.network.network import check_net, network_of
+from chains.network.stepping import Stepping
 from chains.support import arguments
-from chains.support.checks import check_c_name, check_count, check_path
+from chains.support.checks import check_c_name, check_count, check_flags, check_path
 
 _numbers = count()
 
@@ -29,6 +31,7 @@ def to_casadi(
     *,
     name: str = "F",
     given: int = 0,
+    step: bool = False,
     samples: int = 1,
     path: str | os.PathLike[str] | None = None,
     target: str = "native",
@@ -51,6 +54,8 @@ def to_casadi(
         The function's name, and that of the symbol in the library.
     given : int
         The number of last features of a sample that are a separate argument, `given`, such as parameters of a plant.
+    step : bool
+        Whether the function is one step of a recurrent network, as `net.step`, rather than the whole sequence.
     samples : int
         The number of samples of a call, as columns. Derivatives are sparse, since samples do not depend on each other.
     path : path, optional
@@ -63,7 +68,9 @@ def to_casadi(
     -------
     casadi.Function
         ``F(x)``, ``F(x, given)``, ``F(x, p)`` or ``F(x, given, p)``, where x has shape (features, samples) and the result
-        (outputs, samples), in float64 and in the mode "eval".
+        (outputs, samples), in float64 and in the mode "eval". With `step`, ``F(x, carried)`` or ``F(x, carried, p)`` gives
+        the outputs of the step and the new carried states, (n_carried, samples). These begin as zeros, or as the entries of `p`
+        for ``initial_state="parameter"``.
 
     Raises
     ------
@@ -78,9 +85,16 @@ def to_casadi(
     check_net(net)
     check_c_name("name", name)
     check_numeric(network_of(net))
-    features = math.prod(net.input_shape)
     check_count("samples", samples, 1)
     check_count("given", given, 0)
+    check_flags(step=step)
+    if step:
+        if given:
+            raise ValueError(f"`given` (={given}) must be left out with `step`: divide x, an expression of CasADi")
+        stepping = Stepping(network_of(net))
+        one, given = stepping.network, stepping.n_carried
+        net = Chain(joined(one.declaration.layer, one.input_shape), input_shape=(math.prod(one.input_shape) + given,))
+    features = math.prod(net.input_shape)
     if given >= features:
         raise ValueError(f"`given` (={given}) must be less than the number of the network's features, {features}")
     place = _temporary(name) if path is None else check_path("path", path, "F.so")
@@ -92,7 +106,16 @@ def to_casadi(
     code, header = casadi_library(net, baked, name, samples, given, target)
     place.write_bytes(code)
     place.with_suffix(".h").write_text(header)
-    return casadi.external(name, str(place.resolve()))
+    found = casadi.external(name, str(place.resolve()))
+    return _split(casadi, found, given) if step else found
+
+
+def _split(casadi: Any, F: Any, n_carried: int) -> Any:
+    """The function of a step, whose outputs and new carried states are two results."""
+    names = ["x", "carried", *(F.name_in(k) for k in range(2, F.n_in()))]
+    arguments = [casadi.MX.sym(each, F.sparsity_in(k)) for k, each in enumerate(names)]
+    parts = casadi.vertsplit(F(*arguments), [0, F.size1_out(0) - n_carried, F.size1_out(0)])
+    return casadi.Function(F.name(), arguments, parts, names, ["y", "new_carried"])
 
 
 def _baked(net: Chain, p: Any, state: Any) -> dict[str, np.ndarray]:

@@ -11,8 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from chains import GRU, BatchNorm, Chain, Dense, Embedding, MaxPool, tanh
+from chains import GRU, LSTM, BatchNorm, Chain, Dense, Embedding, MaxPool, tanh
 from chains.interop import to_casadi
+from chains.layers.stepwise import joined
+from chains.network.network import network_of
+from chains.network.stepping import Stepping
+from chains.testing import check_gradients
 
 ca = pytest.importorskip("casadi")
 pytest.importorskip("llvmlite", reason="the library needs llvmlite")
@@ -90,6 +94,36 @@ def test_networks_with_state_and_sequences():
     np.testing.assert_allclose(F.jacobian()(x.ravel(), 0).full(), net.input_jacobian(p, x)[0].reshape(2, 10), atol=1e-13)
 
 
+def test_a_step_has_the_values_of_net_step_and_exact_derivatives():
+    cells = LSTM(2, 3, return_sequences=True, initial_state="parameter"), Dense(3, 2, tanh), GRU(2, 2), Dense(2, 1)
+    net = Chain(*cells, input_shape=(6, 2))
+    p, rng = net.init(1, dtype="float64"), np.random.default_rng(0)
+    x, carried = rng.normal(size=(2, 2)), rng.normal(size=(2, 8))
+    F = to_casadi(net, p, step=True, samples=2)
+    assert str(F) == "F:(x[2x2],carried[8x2])->(y[1x2],new_carried[8x2]) MXFunction"
+    for found, wanted in zip(F(x.T, carried.T), net.step(x, p, carried), strict=True):
+        np.testing.assert_array_equal(found.full().T, wanted)
+    z, v = ca.MX.sym("z", 20), rng.normal(size=18)
+    out = ca.vertcat(*(ca.vec(each) for each in F(ca.reshape(z[:4], 2, 2), ca.reshape(z[4:], 8, 2))))
+    gradient = ca.gradient(ca.dot(v, out), z)
+    f = ca.Function("f", [z], [out, gradient, ca.jacobian(out, z), ca.hessian(ca.dot(v, out), z)[0]])
+    at = np.concatenate([x.ravel(), carried.ravel()])
+    values, gradients = (
+        np.concatenate([(a - b).full() / 2e-5 for a, b in pairs], axis=1)
+        for pairs in zip(*(list(zip(f(at + e)[:2], f(at - e)[:2], strict=True)) for e in 1e-5 * np.eye(20)), strict=True)
+    )
+    _, found, jacobian, hessian = (each.full() for each in f(at))
+    np.testing.assert_allclose(jacobian, values, atol=1e-9)
+    np.testing.assert_allclose(found[:, 0], jacobian.T @ v, atol=1e-13)
+    np.testing.assert_allclose(hessian, gradients, atol=1e-9)
+
+
+def test_the_pullback_of_a_step():
+    net = Chain(LSTM(2, 2, return_sequences=True, initial_state="parameter"), GRU(2, 3), Dense(3, 2), input_shape=(4, 2))
+    one = Stepping(network_of(net)).network
+    check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(2 + 7,)), backends=["numpy"])
+
+
 def problem(F, horizon):
     """Ten steps that lead the plant x + .1 F(x, u) to the origin, with bounded controls."""
     states, controls = ca.MX.sym("s", 3, horizon + 1), ca.MX.sym("u", 1, horizon)
@@ -164,6 +198,8 @@ def test_what_is_not_there_is_refused(capfd):
     ("error", "message", "call"),
     [
         (ValueError, r"`given` \(=4\) must be less than .* 4", lambda: to_casadi(NET, P, given=4)),
+        (ValueError, "no recurrent layer", lambda: to_casadi(NET, P, step=True)),
+        (ValueError, r"`given` \(=1\) must be left out with `step`", lambda: to_casadi(NET, P, step=True, given=1)),
         (ValueError, "`samples`", lambda: to_casadi(NET, P, samples=0)),
         (ValueError, "must end with .so", lambda: to_casadi(NET, P, path="model.o")),
         (ValueError, "must be a name in C", lambda: to_casadi(NET, P, name="2x")),
