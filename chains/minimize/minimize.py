@@ -275,7 +275,7 @@ def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool
         if reason := point.step():
             return False, reason, iteration
         if settings.callback is not None:
-            settings.callback(point.p)
+            settings.callback(point.p.copy())
         if bar is not None:
             bar.update()
             if bar.due():

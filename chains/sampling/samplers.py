@@ -127,6 +127,16 @@ class SWAG(SGD):
 
         ops.map((mean, variance), moments, p, mean, variance, scalars[-1])
 
+    def record(self, ops: Recorder, p: View, g: View, ranges: Sequence[tuple[int, int]]) -> None:
+        super().record(ops, p, g, ranges)
+        size, frozen = p.sample_size, 0
+        moments = ops.external("moments", (self.n_states * size,), role="state")
+        mean = moments.slice(0, (self.n_states - 2) * size, (self.n_states - 1) * size)
+        for start, stop in [*ranges, (size, size)]:
+            if frozen < start:  # their mean is their value, and their variance stays 0
+                ops.copy(mean.slice(0, frozen, start), p.slice(0, frozen, start))
+            frozen = stop
+
     def moments(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the parameters that counted.
 

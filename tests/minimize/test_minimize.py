@@ -173,6 +173,11 @@ def test_bad_arguments_are_refused():
     assert chains.minimize is minimize
 
 
+@pytest.mark.parametrize("method", ["BFGS", "SSBroyden", "L-BFGS"])
+def test_a_callback_gets_a_copy(method):
+    assert minimize(bowl, np.ones(2), method, callback=lambda p: p.fill(9.0)).x == pytest.approx([0.0, 0.0], abs=1e-5)
+
+
 def test_a_network_without_parameters_has_nothing_to_fit():
     x = np.ones((3, 2))
     found = minimize(Chain(input_shape=(2,)).objective(x, 2.0 * x, SquaredLoss()), np.zeros(0), "LM")

@@ -96,6 +96,19 @@ def test_swag_keeps_the_moments_of_its_way(momentum, backend_name):
     assert np.array_equal(drawn, optimizer.draw(history.optimizer_state, 4000, seed=3))
 
 
+def test_swag_draws_frozen_parameters_as_they_are(backend_name):
+    net = Chain(Dense(3, 4, tanh), Dense(4, 2), backend=backend_name).with_frozen("0.bias", "1.weight")
+    P, optimizer = net.init_many(2, seed=1) + np.float32(0.5), SWAG(0.05, momentum=0.9)
+    history = train(net, P, X, T, SquaredLoss(), optimizer, epochs=9)
+    drawn = optimizer.draw(history.optimizer_state, 5).reshape(2, 5, net.n_params)
+    for name in net.frozen:
+        part = slice(net.layout[name].start, net.layout[name].stop)
+        assert np.array_equal(drawn[:, :, part], np.repeat(P[:, None, part], 5, axis=1))
+    p = P[0].copy()
+    other = train(net, p, X, T, SquaredLoss(), optimizer, epochs=9).optimizer_state
+    assert np.array_equal(optimizer.draw(other, 2)[:, 12:16], np.tile(p[12:16], (2, 1)))
+
+
 def test_swag_of_an_ensemble():
     net = Chain(Dense(3, 4, tanh), Dense(4, 2))
     P, optimizer = net.init_many(3), SWAG(0.05)
