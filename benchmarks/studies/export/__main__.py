@@ -43,8 +43,10 @@ def derivatives(folder: Path, target: str, suffix: str, *compiler: str) -> None:
     chains.export(
         net, model, net.init(0, dtype="float64"), dtype="float64", derivatives=("jvp", "jacobian", "hessian"), target=target
     )
+    work = ["-DWORK=, work"] if "void *work" in (folder / "model.h").read_text() else []
     subprocess.run(
-        [*compiler, f"-I{folder}", f"-I{HARNESS}", HERE / "derivatives.c", model, "-lm", "-o", folder / "bench"], check=True
+        [*compiler, *work, f"-I{folder}", f"-I{HARNESS}", HERE / "derivatives.c", model, "-lm", "-o", folder / "bench"],
+        check=True,
     )
     print(f"{' '.join(compiler)}, {model.stat().st_size:,} bytes: ", end="", flush=True)
     subprocess.run([folder / "bench"], check=True)

@@ -5,14 +5,19 @@
 #include "rounds.h"
 #include "model.h"
 
+#ifndef WORK /* ", work" if the functions take a workspace */
+#define WORK
+#endif
+
 enum { ROUNDS = 101, CALLS = 10000 };
 
 static double x[4] = {-1.0, 0.3, 0.2, 0.9}, y[4], dx[4] = {1.0, 2.0, 3.0, 4.0}, v[4] = {4.0, 3.0, 2.0, 1.0}, J[16], H[16];
+static char work[1 << 16];
 
-static void forward(void) { model_forward(1, x, y); }
-static void jvp(void) { model_jvp(1, x, dx, y); }
-static void jacobian(void) { model_jacobian(1, x, J); }
-static void hessian(void) { model_hessian(1, x, v, H); }
+static void forward(void) { model_forward(1, x, y WORK); }
+static void jvp(void) { model_jvp(1, x, dx, y WORK); }
+static void jacobian(void) { model_jacobian(1, x, J WORK); }
+static void hessian(void) { model_hessian(1, x, v, H WORK); }
 
 static void measure(const char *name, void (*function)(void))
 {
@@ -31,6 +36,8 @@ static void measure(const char *name, void (*function)(void))
 
 int main(void)
 {
+    if (model_work_bytes(1) > (ptrdiff_t)sizeof work)
+        return 1;
     measure("forward", forward);
     measure("jvp", jvp);
     measure("jacobian", jacobian);
