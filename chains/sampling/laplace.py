@@ -99,7 +99,7 @@ class Laplace:
             if (wrong := abs(sums - 1.0) > MAX_EXCESS).any():
                 raise ValueError(f"`t` must have rows of probabilities that sum to one, got a sum of {sums[wrong][0]:g}")
         matrix = np.zeros((self._where.size, self._where.size))
-        for y, j in self._linearised(x):
+        for y, j in self._linearised(net, x):
             rows = self._roots(y) @ j
             matrix += np.einsum("bop,boq->pq", rows, rows, optimize=True)
         if not np.isfinite(matrix).all():
@@ -108,13 +108,13 @@ class Laplace:
         self._eigenvalues = np.maximum(eigenvalues, 0.0)
         self._choose(x, t, noise, prior_precision)
 
-    def _linearised(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _linearised(self, net: Chain, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Outputs (batch, outputs) and their Jacobian by the uncertain parameters, for some samples at a time, in float64."""
-        count = max(1, NUMBERS_AT_ONCE // (self._net.n_params * math.prod(self._net.output_shape)))
+        count = max(1, NUMBERS_AT_ONCE // (net.n_params * math.prod(net.output_shape)))
         for start in range(0, len(x), count):
             part = x[start : start + count]
-            y = self._net(part, self._p, state=self._state).reshape(len(part), -1)
-            j = self._net.jacobian(self._p, part, state=self._state).reshape(*y.shape, -1)
+            y = net(part, self._p, state=self._state).reshape(len(part), -1)
+            j = net.jacobian(self._p, part, state=self._state).reshape(*y.shape, -1)
             yield y.astype(np.float64), j[..., self._where].astype(np.float64)
 
     def _roots(self, y: np.ndarray) -> np.ndarray:
@@ -189,35 +189,54 @@ class Laplace:
         """Along the axes."""
         return 1.0 / (self._eigenvalues / self.noise**2 + self.prior_precision)
 
-    def predict(self, x: Any, *, with_noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, x: Any, *, net: Chain | None = None, with_noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the predictive distribution, by the network linearised at its parameters.
 
         Parameters
         ----------
         x : array, shape (samples, *input_shape)
             The inputs.
+        net : Chain, optional
+            Another network of the same parameters, for a band on its outputs: ``Chain(rhs)`` is the right side of the fitted
+            ``Chain(ODE(rhs, times))``. Parameters frozen in it count as certain.
         with_noise : bool
-            Whether the variance is that of a new target, or that of the output alone; for classes it is always that of the
-            logits.
+            Whether the variance is that of a new target, or that of the output alone. For classes it is always that of the
+            logits, and for another `net` that of its outputs.
 
         Returns
         -------
         mean, variance : array, shape (samples, *output_shape), float64
-            For classes the mean is their probabilities, by MacKay's probit formula.
+            For classes the mean is their probabilities, by MacKay's probit formula; another `net` has its plain outputs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For arguments that do not fit, such as a `net` with other parameters.
         """
         check_flags(with_noise=with_noise)
-        x = arguments.check_input(x, self._net.input_shape, ids=network_of(self._net).id_count)
-        shape = (len(x), *self._net.output_shape)
-        found = [(y, np.square(j @ self._axes) @ self._variances) for y, j in self._linearised(x)]
+        other = net is not None
+        net = self._net if net is None else net
+        check_net(net)
+        shapes, wanted = ([entry.shape for entry in each.layout] for each in (net, self._net))
+        if shapes != wanted:
+            raise ValueError(f"`net` must have arrays of the shapes of the fitted network's, {wanted}, got {shapes}")
+        x = arguments.check_input(x, net.input_shape, ids=network_of(net).id_count)
+        shape = (len(x), *net.output_shape)
+        found = [(y, np.square(j @ self._axes) @ self._variances) for y, j in self._linearised(net, x)]
         y, variance = (np.concatenate(part) for part in zip(*found, strict=True))
-        if not self._is_normal:
+        if not self._is_normal and not other:
             y = self._probabilities(y / np.sqrt(1.0 + (math.pi / 8.0) * variance))
-        elif with_noise:
+        elif with_noise and not other:
             variance = variance + self.noise**2
         return y.reshape(shape), variance.reshape(shape)
 
     def draw(self, n: int, *, seed: int = 0) -> np.ndarray:
-        """Parameters drawn from the approximation, shape (n, n_params): an ensemble, ``net(x, laplace.draw(100))``.
+        """Parameters drawn from the approximation, shape (n, n_params), for networks that are linear in them.
+
+        In other networks, ``net(x, laplace.draw(100))`` spreads much further than the posterior, since the approximation holds
+        for the linearised network only: take `predict`. Draws are right where the uncertain parameters act linearly, as those
+        of a last layer of weights do (``parameters="2.*"``). Source: Immer et al., "Improving predictions of Bayesian neural
+        nets via local linearization", 2021.
 
         Parameters
         ----------

@@ -103,6 +103,33 @@ def test_the_formulas_with_derivatives_of_pytorch(kind, parameters, columns):
     assert not np.isclose(draws[:, columns], P[columns]).any()
 
 
+def slopes(net, x):
+    """The derivatives of the outputs by the parameters at P, (samples, outputs, n_params), by central differences."""
+    steps = 1e-6 * np.eye(P.size)
+    return np.stack([(net(x, P + step) - net(x, P - step)) / 2e-6 for step in steps], axis=-1)
+
+
+@pytest.mark.parametrize("loss", [SquaredLoss(), BCEWithLogitsLoss()])
+def test_another_network_of_the_same_parameters_has_its_own_band(loss):
+    noise = 0.2 if isinstance(loss, SquaredLoss) else None
+    t = np.tile(T > 0.0, 2).astype(float)
+    found = Laplace(NET, P, X, t, loss, parameters="1.*", noise=noise, prior_precision=1.5)
+    y, j = NET(X, P), slopes(NET, X)[..., 20:]
+    second = np.full_like(y, 1.0 / 0.2**2) if noise else 0.25 / np.cosh(0.5 * y) ** 2  # s (1 - s) of the sigmoid s
+    covariance = np.linalg.inv(np.einsum("bop,bo,boq->pq", j, second, j) + 1.5 * np.eye(12))
+    new, other = X[:6], Chain(Dense(3, 5, chains.sigmoid), Dense(5, 2, tanh), chains.Select([1]))
+    j = slopes(other, new)[..., 20:]
+    for with_noise in (False, True):  # the noise is that of the targets, and these are outputs of another network
+        mean, variance = found.predict(new, net=other, with_noise=with_noise)
+        np.testing.assert_allclose(mean, other(new, P), rtol=1e-12)
+        np.testing.assert_allclose(variance, np.einsum("bop,pq,boq->bo", j, covariance, j), rtol=1e-6)
+    assert not found.predict(new, net=other.with_frozen("1.*"))[1].any()
+    assert_refused(
+        lambda: found.predict(new, net=LINE), "`net` must have arrays of the shapes of the fitted network's, [(3, 5)"
+    )
+    assert_refused(lambda: found.predict(new, net=P), "`net` (=an array", "must be a network")
+
+
 def test_samples_are_taken_a_part_at_a_time(monkeypatch):
     whole = Laplace(NET, P, X, np.tile(T, 2))
     monkeypatch.setattr(chains.sampling.laplace, "NUMBERS_AT_ONCE", 7 * 64)
