@@ -9,6 +9,7 @@ backpropagation networks", 1992; Daxberger et al., "Laplace redux", 2021.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +24,18 @@ from chains.support.checks import check_count, check_flags, check_number
 from chains.support.memory import on_host
 
 NUMBERS_AT_ONCE = 2**24  # of a Jacobian
+MATRICES = 5  # of this size exist while it is decomposed: itself, two copies, and LAPACK's two
 MAX_ROUNDS = 1000  # of MacKay's iteration
+UNKNOWN_MEMORY = 2**33  # bytes, taken where the system does not tell
 MAX_EXCESS = 1e-3  # of a sum of probabilities over one, as half types round
+
+
+def memory_of_machine() -> int:
+    """In bytes; a guess where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # such as Windows
+        return UNKNOWN_MEMORY
 
 
 class Laplace:
@@ -46,7 +57,7 @@ class Laplace:
         `SquaredLoss()`, `MSELoss()`, `BCEWithLogitsLoss()` or `CrossEntropyLoss()`.
     parameters : str
         A pattern of the names of uncertain parameters, "*" for all. "2.*" is the layer 2 alone, as in the last-layer Laplace
-        approximation. Frozen parameters are never among them.
+        approximation. Frozen parameters are never among them. Their matrix and its decomposition must fit into memory.
     noise : float, optional
         The standard deviation of the noise of a target; not for classes.
     prior_precision : float, optional
@@ -91,6 +102,7 @@ class Laplace:
         )
         if not self._where.size:
             raise ValueError(f"`parameters` (={parameters!r}) must name a parameter that is not frozen")
+        self._check_size(parameters)
         data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
         x, t = data["x"], data["t"]
         arguments.check_finite(np.dtype(np.float64), t=t)
@@ -107,6 +119,16 @@ class Laplace:
         eigenvalues, self._axes = np.linalg.eigh(matrix)
         self._eigenvalues = np.maximum(eigenvalues, 0.0)
         self._choose(x, t, noise, prior_precision)
+
+    def _check_size(self, parameters: str) -> None:
+        """Raise ValueError where the decomposition of the matrix takes more memory than the machine has."""
+        size, memory = 8 * self._where.size**2, memory_of_machine()
+        if MATRICES * size > memory:
+            raise ValueError(
+                f"`parameters` (={parameters!r}) must name fewer: the matrix of {self._where.size:,} parameters needs "
+                f"{size / 1e9:.1f} GB, and its decomposition {MATRICES} times as much, of {memory / 1e9:.1f} GB here. "
+                'Take a layer, such as parameters="2.*"'
+            )
 
     def _linearised(self, net: Chain, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Outputs (batch, outputs) and their Jacobian by the uncertain parameters, for some samples at a time, in float64."""

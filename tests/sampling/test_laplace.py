@@ -152,6 +152,23 @@ def test_error_bars_grow_outside_the_data():
     assert "Laplace approximation of 25 parameters" in str(found)
 
 
+def test_a_matrix_larger_than_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(chains.sampling.laplace, "memory_of_machine", lambda: 24 * 10**9)
+    wide = Chain(Dense(3, 200, tanh), Dense(200, 200, tanh), Dense(200, 1))
+    p = wide.init(seed=0, dtype=np.float64)
+    assert_refused(lambda: Laplace(wide, p, X, T), "the matrix of 41,201 parameters needs 13.6 GB", 'parameters="2.*"')
+    monkeypatch.setattr(chains.sampling.laplace, "memory_of_machine", lambda: 5 * 8 * 32**2 - 1)
+    assert_refused(lambda: Laplace(NET, P, X, np.tile(T, 2)), "the matrix of 32 parameters")
+    assert Laplace(NET, P, X, np.tile(T, 2), parameters="1.*").effective_parameters < 12.0
+
+
+def test_the_memory_of_the_machine(monkeypatch):
+    memory_of_machine = chains.sampling.laplace.memory_of_machine
+    assert 2**28 < memory_of_machine() < 2**48
+    monkeypatch.delattr("os.sysconf", raising=False)
+    assert memory_of_machine() == 2**33
+
+
 def test_frozen_parameters_are_certain():
     frozen = NET.with_frozen("0.*")
     last = Laplace(NET, P, X, np.tile(T, 2), parameters="1.*", noise=0.2, prior_precision=1.0)
