@@ -25,7 +25,9 @@ from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 from chains.version import __version__
 
-TILE_BYTES = 1 << 10  # scratch of a tile with more than one sample: larger ones are no faster, and stacks may be small
+TILE_BYTES = (
+    1 << 10
+)  # scratch of a tile with more than one sample: 16 KiB gain a fifth for many samples, but stacks may be small
 STACK_BYTES = 4 << 10
 NUMBERS_IN_LINE = 6
 
