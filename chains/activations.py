@@ -109,8 +109,8 @@ def activation(name: str, function: Callable[[Any], Any], *, derivative: Callabl
     return Activation(name, Replay(formula), Replay(derived))
 
 
-def resolve(choice: Activation | str) -> Activation:
-    """The activation, from an `Activation` or the name of a built-in one. Raises ValueError or TypeError."""
+def resolve(choice: Activation | str, example: str = "tanh") -> Activation:
+    """The activation, from an `Activation` or the name of a built-in one. Raises ValueError or TypeError, with an `example`."""
     if isinstance(choice, Activation):
         return choice
     if isinstance(choice, str):
@@ -125,7 +125,7 @@ def resolve(choice: Activation | str) -> Activation:
     is_value = is_real(choice) or hasattr(choice, "ndim")
     number = ", and one with another number by elu(alpha=0.5) or leaky_relu(slope=0.1)" if is_value else ""
     raise TypeError(
-        f"`activation` (={choice!r}) must be an activation such as tanh, or its name; "
+        f"`activation` (={choice!r}) must be an activation such as {example}, or its name; "
         f"make one of a custom function with activation(name, f){number}"
     )
 

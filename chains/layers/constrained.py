@@ -42,7 +42,7 @@ class _Constrained(Series):
         self.decreasing = _positions("decreasing", decreasing, self.inputs)
         if both := set(self.increasing) & set(self.decreasing):
             raise ValueError(f"`increasing` and `decreasing` must have no input in common, both have {min(both)}")
-        self.activation = resolve(activation)
+        self.activation = resolve(activation, "softplus" if convex else "tanh")
         _check_shape_of(self.activation, convex)
         first = self._of_inputs(self.widths[0], bias=True)
         series = Series(first, Activation(self.activation)) if len(self.widths) > 1 else first

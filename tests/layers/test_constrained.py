@@ -107,3 +107,5 @@ def test_custom_activations_are_looked_at():
     down = activation("down", lambda x: chains.expr.where(x > 0.5, x - 1.0, x), derivative=lambda x: 1.0 + 0.0 * x)
     with pytest.raises(ValueError, match=r"must not decrease; it jumps down near 0\.5"):
         Monotone(2, (3, 1), activation=down)
+    with pytest.raises(TypeError, match="must be an activation such as softplus, or its name"):
+        Convex(2, (3, 1), activation=abs)
