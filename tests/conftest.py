@@ -35,13 +35,15 @@ def nothing_recorded():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Every run draws the same random cases, but with ``--random-seed``; workers side by side have one thread each for
-    NumPy's products. Ctrl-C ends processes also where a shell started the tests in the background, which ignores it.
+    """Every run draws the same random cases, but with ``--random-seed``. Workers side by side have one thread each for
+    NumPy's products, and PyTorch's threads do not spin. Ctrl-C ends processes also where a shell started the tests in the
+    background, which ignores it.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if (seed := config.getoption("--random-seed")) is not None:
         harness.SEED = seed  # before test modules are imported
         settings.load_profile("search")

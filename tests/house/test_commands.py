@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -203,8 +204,15 @@ def data(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def same_threads(number):
+    """Commands choose numbers of threads for the whole process. Afterwards they are as before."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
+
+
 @pytest.mark.parametrize("key", SMALLEST)
-def test_smallest_forms_run(key, data, tmp_path, monkeypatch, capfd):
+def test_smallest_forms_run(key, data, same_threads, tmp_path, monkeypatch, capfd):
     module, *rest = key.split()
     if module in NEEDS:
         pytest.importorskip(NEEDS[module])
