@@ -205,7 +205,8 @@ def _bounds(bounds: Any, p: Array, method: str) -> tuple[np.ndarray, np.ndarray]
     if (wrong := ~((low <= high) & (low < math.inf) & (high > -math.inf))).any():
         pair = f"({low[wrong][0]:g}, {high[wrong][0]:g})"
         raise ValueError(
-            f"`bounds` must have low <= high for every parameter, and a number between them, with None for no bound, got {pair}"
+            "`bounds` must have low <= high for every parameter, and a number between them, with -inf or inf for no bound, got "
+            f"{pair}"
         )
     return low, high
 
