@@ -50,4 +50,5 @@ right.set(xlabel="epoch", ylabel="loss")
 print(f"loss {net.loss(p, x, t, MSELoss()):.4f}")
 
 # %%
-# To try next: more units, another activation, or :doc:`minimize </auto_tutorials/first_steps/adam_then_bfgs>` after Adam.
+# To try next: :doc:`your own data </auto_tutorials/first_steps/your_data>`, more units, another activation, or
+# :doc:`minimize </auto_tutorials/first_steps/adam_then_bfgs>` after Adam.
