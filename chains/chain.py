@@ -414,8 +414,8 @@ class Chain(Series):
         return derivatives.laplacian(self._network, p, x, state, out)
 
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of the outputs by the inputs, (batch, *output_shape, *input_shape), by the cheaper of both
-        directions.
+        """The derivatives of the outputs with respect to the inputs, (batch, *output_shape, *input_shape), in the
+        cheaper of both directions.
 
         Parameters
         ----------
@@ -427,7 +427,9 @@ class Chain(Series):
         return derivatives.input_jacobian(self._network, p, x, state, out)
 
     def jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
-        """The derivatives of each sample's outputs by the parameters, (batch, *output_shape, n_params); zero for frozen ones.
+        """The derivatives of each sample's outputs with respect to the parameters, (batch, *output_shape, n_params).
+
+        They are zero for frozen parameters.
 
         Parameters
         ----------

@@ -193,7 +193,7 @@ class CasadiObjects(Objects):
         yield f"jac_adj_{row.name}_adj_y", diagonal(samples, row.size, m) if row.features else dense(total, m * samples)
 
     def _second(self, row: Group) -> Iterator[tuple[str, Pattern]]:
-        """The derivatives of a block of the Jacobian: each of its entries, in Fortran's order, by the inputs."""
+        """The derivatives of a block of the Jacobian: each of its entries, in Fortran's order, with respect to the inputs."""
         m, samples = self.outputs, self.samples
         rows = m * samples * row.size * samples
         for column in self.groups:
@@ -423,7 +423,7 @@ class _Body:
             self._any([*(r * width + k for r in range(k)), *(k * width + c for c in range(k + 1))], self._refuse)
 
     def _refuse(self) -> None:
-        """Print that second derivatives by the parameters do not exist, and fail, so that CasADi raises an error."""
+        """Print that there are no second derivatives with respect to the parameters, and fail: CasADi raises an error."""
         name = self.symbol.name.removeprefix("jac_adj1_")
         text = f"{name} has no second derivatives with respect to its parameters p: pass p to to_casadi\n"
         self.f.module.declare("refusal", f"@refusal = private constant [{len(text)} x i8] {characters(text.encode())}")

@@ -39,7 +39,7 @@ DIRECTIONS_AT_ONCE = 16  # the most directions, or cotangents, in one program; m
 def derivatives(
     network: Network, p: Any, x: Any, order: int, directions: Any, full: bool, state: Any, out: Any
 ) -> tuple[np.ndarray, ...]:
-    """The outputs and their derivatives by the inputs, order by order."""
+    """The outputs and their derivatives with respect to the inputs, order by order."""
     if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MAX_ORDER:
         raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MAX_ORDER}")
     check_flags(full=full)
@@ -84,7 +84,7 @@ def laplacian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndar
 
 
 def input_jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
-    """The derivatives of the outputs by the inputs, in the cheaper direction."""
+    """The derivatives of the outputs with respect to the inputs, in the cheaper direction."""
     p, x = _point(network, p, x, "net.input_jacobian(p, x)", real=True)
     inputs, outputs = math.prod(network.input_shape), math.prod(network.output_shape)
     if inputs > outputs or inputs > DIRECTIONS_AT_ONCE:
@@ -166,7 +166,7 @@ def _matrix(second: np.ndarray, size: int) -> np.ndarray:
 
 
 def jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
-    """The derivatives of each sample's outputs by the parameters."""
+    """The derivatives of each sample's outputs with respect to the parameters."""
     p, x = _point(network, p, x, "net.jacobian(p, x)")
     try:
         return _pulled(network, "j", record_derivatives.jacobian, p, x, (network.n_params,), state, out)

@@ -259,7 +259,9 @@ class Objective:
         return self.second_order.residuals(self._vector("p", p), self._data)
 
     def jacobian(self, p: Any) -> np.ndarray:
-        """The derivatives of the residuals by the parameters, shape (len(residuals), n_params). Raises as `residuals` does.
+        """The derivatives of the residuals with respect to the parameters, shape (len(residuals), n_params).
+
+        Raises as `residuals` does.
 
         Parameters
         ----------

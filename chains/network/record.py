@@ -274,7 +274,7 @@ def record_from_series(
     `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by output and index.
     """
     if network.id_count is not None:
-        raise ValueError(f"{loss!r} derives the outputs by the inputs, which are ids here")
+        raise ValueError(f"{loss!r} derives the outputs with respect to the inputs, which are ids here")
     if ops.training and not network.is_stateless:
         raise ValueError(f"{loss!r} derives the outputs of one sample, which batch statistics would mix: there is no training")
     network.declaration.check_series()

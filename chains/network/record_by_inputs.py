@@ -1,4 +1,4 @@
-"""From a declared network to programs of its derivatives by the inputs, for exported functions.
+"""From a declared network to programs of its derivatives with respect to the inputs, for exported functions.
 
 In addition to the buffers of `chains.network.record` there are ``J`` (the Jacobian), ``v`` (weights of the outputs) and ``H``
 (the Hessian matrix of the sum of v times the outputs). All axes of the inputs are done in one pass (`chains.jets.directions`).

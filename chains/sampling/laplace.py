@@ -1,9 +1,9 @@
 """Laplace's approximation: the posterior of the parameters as a normal distribution around a trained network.
 
 Its precision is the Gauss-Newton matrix of the log-likelihood plus that of the prior, ``sum J' L J + delta I``. J is the
-Jacobian of a sample's outputs by the parameters, L the Hessian of minus its log-likelihood by the outputs. The outputs of the
-linearised network are then normal too: no draws are needed. Sources: MacKay, "A practical Bayesian framework for
-backpropagation networks", 1992; Daxberger et al., "Laplace redux", 2021.
+Jacobian of a sample's outputs with respect to the parameters, L the Hessian of minus its log-likelihood with respect to the
+outputs. The outputs of the linearised network are then normal too: no draws are needed. Sources: MacKay, "A practical Bayesian
+framework for backpropagation networks", 1992; Daxberger et al., "Laplace redux", 2021.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Laplace:
             yield y.astype(np.float64), j[..., self._where].astype(np.float64)
 
     def _roots(self, y: np.ndarray) -> np.ndarray:
-        """Matrices R whose R'R is the Hessian of minus the log-likelihood by the outputs, for a noise of 1."""
+        """Matrices R whose R'R is the Hessian of minus the log-likelihood with respect to the outputs, for a noise of 1."""
         if self._is_normal:
             return np.eye(y.shape[1])
         p = self._probabilities(y)
