@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -57,6 +58,8 @@ class Objects:
         passes = llvm.create_new_module_pass_manager()
         passes.add_global_dead_code_eliminate_pass()
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
+        if base.format == "elf":
+            module = _parsed(DEFINITION.sub(r'\g<0> section ".text.\1"', str(module)))
         return machine.emit_object(module)
 
     def linked_in(self, targets: Sequence[Target]) -> Iterator[llvm.ModuleRef]:
@@ -116,6 +119,8 @@ class Objects:
 
 
 KEPT = ("_fltused",)
+# A function of LLVM up to its section: in sections of their own, linkers leave out functions that are never called.
+DEFINITION = re.compile(r"^define [^@\n]*@([\w.]+)\([^\n]*#\d+(?=[^#\n]* \{$)", re.MULTILINE)
 
 
 def characters(data: bytes) -> str:

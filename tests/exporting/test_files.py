@@ -33,6 +33,19 @@ def test_nothing_is_undefined_and_little_is_long(target, tmp_path):
     assert path.stat().st_size <= 100_000
 
 
+def test_linkers_leave_out_what_is_not_called(tmp_path):
+    chains.export(NET, tmp_path / "model.o", loss=SquaredLoss(), optimizer=Adam(1e-3))
+    (tmp_path / "main.c").write_text(
+        '#include "model.h"\nfloat p[772], x[4], y[4];\nint main(void) { model_forward(1, x, p, y); return 0; }\n'
+    )
+    for option, names in (("--no-gc-sections", {"model_forward", "model_step"}), ("--gc-sections", {"model_forward"})):
+        program = tmp_path / "program"
+        command = [tool("cc"), f"-Wl,{option}", f"-I{tmp_path}", tmp_path / "main.c", tmp_path / "model.o", "-o", program]
+        subprocess.run(command, check=True)
+        found = subprocess.run([tool("nm"), program], capture_output=True, text=True, check=True).stdout.split()
+        assert {"model_forward", "model_step"} & set(found) == names
+
+
 def test_powers_and_sines_need_no_library(tmp_path):
     net = Chain(Dense(3, 4, chains.sine), Dense(4, 2, chains.activation("power", lambda x: (x * x + 1.0) ** 1.3)))
     (path, *_) = chains.export(net, tmp_path / "model.o", loss=SquaredLoss(), optimizer=Adam(1e-3), target="x86-64-v3")
