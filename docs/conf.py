@@ -79,6 +79,7 @@ PAGES = {
     "benchmarks": ROOT / "benchmarks" / "README.md",
 }
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)[^)#\s]+")
+FILE_NAME = re.compile(r"(?<=\[)[\w-]+\.md(?=\]\()")  # a link's text on the site is the title of its page
 PICTURE = re.compile(r"!\[[^]]*\]\(auto_tutorials/[^)]*\)")  # made by the gallery, which `-D plot_gallery=False` leaves out
 
 
@@ -100,7 +101,7 @@ def read_page(app: Sphinx, page: str, source: list[str]) -> None:
     if str(app.config.plot_gallery) == "False":
         source[0] = PICTURE.sub("", source[0])
     if file.exists():
-        source[0] = LINK.sub(place, source[0])
+        source[0] = FILE_NAME.sub("", LINK.sub(place, source[0]))
 
 
 def escape_formulas(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

@@ -8,6 +8,7 @@ It becomes an object file that needs no runtime, with a header and a Fortran mod
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -39,13 +40,14 @@ print(f"largest error: {20 * np.abs(net(x, p) - t).max():.3f} kJ/mol, of up to {
 # %%
 # One call writes the object file, the header and the Fortran module. The parameters are part of the code.
 
-for path in chains.export(net, "gas.o", p, name="gas", dtype="float64", derivatives=("jacobian",)):
-    print(path, path.stat().st_size, "bytes")
+folder = Path(tempfile.mkdtemp())
+for path in chains.export(net, folder / "gas.o", p, name="gas", dtype="float64", derivatives=("jacobian",)):
+    print(path.name, path.stat().st_size, "bytes")
 
 # %%
 # A program in C prints enthalpies and, by the exact derivative, heat capacities.
 
-Path("main.c").write_text("""
+(folder / "main.c").write_text("""
 #include <stdio.h>
 #include "gas.h"
 
@@ -62,7 +64,7 @@ int main(void) {
 # %%
 # The same in Fortran: the module knows the interfaces.
 
-Path("main.f90").write_text("""
+(folder / "main.f90").write_text("""
 program main
   use gas
   implicit none
@@ -80,8 +82,9 @@ end program
 tables = {}
 for name, compiler in (("C", ["cc", "main.c"]), ("Fortran", ["gfortran", "gas.f90", "main.f90"])):
     if shutil.which(compiler[0]):
-        subprocess.run([*compiler, "gas.o", "-o", "main"], check=True)
-        tables[name] = np.loadtxt(subprocess.run(["./main"], capture_output=True, text=True, check=True).stdout.splitlines())
+        subprocess.run([*compiler, "gas.o", "-o", "main"], cwd=folder, check=True)
+        printed = subprocess.run([folder / "main"], capture_output=True, text=True, check=True).stdout
+        tables[name] = np.loadtxt(printed.splitlines())
         here = 20 * net((tables[name][:, :1] - 900) / 600, p)[:, 0]
         print(f"{name}: largest difference from Python {np.abs(tables[name][:, 1] - here).max():.0e}")
 

@@ -1,6 +1,6 @@
 """
-Out as ONNX
-===========
+Export to ONNX
+==============
 
 A network was trained here and must run in programs that do not have this package. ``to_onnx`` writes it as a file of ONNX.
 ``from_onnx`` reads such a file back.

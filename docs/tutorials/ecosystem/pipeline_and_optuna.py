@@ -1,6 +1,6 @@
 """
-In a pipeline, searched by Optuna
-=================================
+A scikit-learn pipeline, tuned by Optuna
+========================================
 
 Data must be scaled, settings searched, and the accuracy estimated by cross-validation. scikit-learn has all of it, and
 ``ChainClassifier`` and ``ChainRegressor`` are estimators for it. A search by Optuna takes the same few lines as for any

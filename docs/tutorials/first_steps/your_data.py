@@ -16,7 +16,7 @@ import chains
 from chains import Adam, Chain, Dense, EarlyStopping, MSELoss, Scale, Shift, tanh, train
 
 # %%
-# This writes a file, in place of yours. A hot wire measures the speed of air: its voltage depends on the speed and on the
+# This writes a file; use yours instead. A hot wire measures the speed of air: its voltage depends on the speed and on the
 # temperature of the air. Some readings are missing.
 
 folder = Path(tempfile.mkdtemp())
@@ -99,5 +99,5 @@ print(loaded(np.array([[3.0, 20.0]]), q))
 print("by the formula", ((3.0**2 / 230.0 - 0.02) / 0.01) ** (1 / 0.45))
 
 # %%
-# To try next: a file of yours, more units; :doc:`BFGS </auto_tutorials/first_steps/adam_then_bfgs>` in place of Adam;
+# To try next: a file of yours, more units; :doc:`BFGS </auto_tutorials/first_steps/adam_then_bfgs>` instead of Adam;
 # :doc:`error bars </auto_tutorials/models/error_bars>` for each prediction.
