@@ -2,14 +2,15 @@
 
     python -m benchmarks.gpu --plan
     python -m benchmarks.gpu --floors
-    python -m benchmarks.gpu --minutes 9.5 --folder gpu --data DATA
+    python -m benchmarks.gpu --minutes 9.5 --out results --data DATA
 
 It needs CuPy with NVRTC and cuBLAS, and pytest. cuDNN with its front end, PyTorch and JAX are measured if installed.
-Rows run in order of worth, each in a process that is ended after a time limit or after an error of CUDA. Every result is
-written to ``--folder`` as it comes. The next call with that folder does what is missing and what failed (of cases, the wrong
-ones), and has the kernels that were compiled before; ``--again`` repeats the chosen rows. ``--data`` is the folder with `mnist`
-and `cifar10` ($CHAINS_DATA by default); without it, noise is used, and accuracies mean nothing. Without a GPU the command says
-so and measures nothing; ``--rehearse`` runs every row at tiny sizes on an emulated GPU.
+Rows run in order of worth, in processes that are ended after a time limit or after an error of CUDA. A case that spoils its
+process is repeated alone, with launches that are waited for, and under compute-sanitizer. Every result is written to ``--out``
+as it comes, in `results.json`; sources of wrong kernels and reports of errors in `details.txt`. The next call with that folder
+does what is missing and what failed; ``--again`` repeats the chosen rows. ``--data`` is the folder with `mnist` and `cifar10`
+($CHAINS_DATA by default); without it, noise is used, and accuracies mean nothing. Without a GPU the command says so and
+measures nothing; ``--rehearse`` runs every row at tiny sizes on an emulated GPU.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.gpu.rows import Row, rows
 from benchmarks.gpu.running import LATE, OPTIONAL, Run, is_done, plan
 
 FACTS_SECONDS = 90.0  # to find the GPU, at most
+PEERS = ("chains", *OPTIONAL, "native")
 KEYS = list(dict.fromkeys(row.problem for row in rows()))
 
 
@@ -40,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description="Checks and measures the GPU backend.")
     parser.add_argument("--minutes", type=float, default=9.5, help="for all of it (%(default)s)")
     parser.add_argument("--data", type=Path, default=None, help="folder with mnist and cifar10 ($CHAINS_DATA)")
-    parser.add_argument("--folder", type=Path, help="results and kernels, written after every row; a later run continues there")
-    parser.add_argument("--peers", nargs="+", choices=("chains", *OPTIONAL), default=["chains", *OPTIONAL])
+    parser.add_argument("--out", type=Path, help="folder of the results, written after every row; a later run continues there")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--problems", nargs="+", metavar="PROBLEM", help=f"of {', '.join(KEYS)}; all by default")
     parser.add_argument("--ladder", action="store_true", help="single steps, each in a new process")
     parser.add_argument("--again", action="store_true", help="also rows that are done")
@@ -55,11 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"`--problems` (={unknown[0]!r}) must be one of {', '.join(KEYS)}")
     folder = options.data or (Path(os.environ["CHAINS_DATA"]) if os.environ.get("CHAINS_DATA") else None)
     setting = Setting(folder, options.rehearse)
-    chosen = [row for row in rows() if row.peer in options.peers and row.problem in problems]
-    if options.folder is not None:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        os.environ["CUPY_CACHE_DIR"] = str(options.folder.resolve() / "kernels")
-    report = Report({}, None if options.folder is None else options.folder / "results.json")
+    chosen = [row for row in rows(setting.tiny) if row.peer in options.peers and row.problem in problems]
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    report = Report({}, None if options.out is None else options.out / "results.json")
     if options.floors:
         print("\n".join(lines(setting)))
         return 0
@@ -87,9 +88,9 @@ def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: 
     checks = [result for result in report.results if result["problem"] == "correct"]
     ran = [result for result in checks if result.get("failed") != LATE]
     wrong = [result for result in ran if not result.get("holds")]
-    print(f"\ncorrect: {len(ran) - len(wrong)} of {len(ran)} parts" + (": SEE ABOVE" if wrong else ""))
+    print(f"\ncorrect: {len(ran) - len(wrong)} of {len(ran)} cases" + (": SEE ABOVE" if wrong else ""))
     if len(ran) < len(checks):
-        print(f"{len(checks) - len(ran)} parts were not run: the time was over")
+        print(f"{len(checks) - len(ran)} cases were not run: the time was over")
     return 1 if any("holds" in result for result in wrong) else 0
 
 

@@ -15,8 +15,8 @@ from benchmarks.gpu.problems import NoGpuError, Problem, Result, Setting, activa
 Tree = list[Any]
 
 
-def measure(key: str, precision: str, setting: Setting) -> Result:
-    """The seconds of all epochs and the loss of the last step; full batches only.
+def measure(key: str, precision: str, members: int, setting: Setting) -> Result:
+    """The seconds of all epochs and the loss of the last step; full batches only. `members`: of an ensemble, if not 0.
 
     A rehearsal runs on the processor; else it raises NoGpuError where JAX has no GPU.
     """
@@ -28,9 +28,9 @@ def measure(key: str, precision: str, setting: Setting) -> Result:
         raise NoGpuError(f"JAX is installed for {platform!r} alone")
     jax.config.update("jax_default_matmul_precision", "tensorfloat32" if precision == "tf32" else "float32")
     given = problem(key, setting)
-    model = _Model(jax, given)
+    model = _Model(jax, given, members)
     _, value = model.run(model.start())  # which compiles
-    first = float(value)
+    first = float(value.mean())
     best = np.inf
     for _ in range(2):
         state = jax.block_until_ready(model.start())
@@ -43,19 +43,27 @@ def measure(key: str, precision: str, setting: Setting) -> Result:
 class _Model:
     """The parameters as a list of arrays, the loss, a step and epochs of steps."""
 
-    def __init__(self, jax: Any, given: Problem) -> None:
+    def __init__(self, jax: Any, given: Problem, members: int = 0) -> None:
         self._jax, self._problem, jnp = jax, given, jax.numpy
         net = given.net("numpy")
-        self._p = list(net.views(net.init(seed=0)).values())
+        p = net.init_many(members) if members else net.init(seed=0)[None]
+        arrays = [p[:, each.start : each.stop].reshape(-1, *each.shape) for each in net.layout]
+        self._p = arrays if members else [each[0] for each in arrays]
         self._x = jnp.asarray(given.x)
         self._t = jnp.asarray(given.t.astype(np.int32) if given.t.dtype.kind in "iu" else given.t)
         self._functions = {"tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "relu": jax.nn.relu, "identity": lambda z: z}
-        self._scanned = jax.jit(self._scan, donate_argnums=0)
-        self._started, self._updated, self._values = _optimizer(given.optimizer)
+        scan, self._started = self._scan, self._fresh
+        if members:
+            scan, self._started = jax.vmap(scan, (0, None, None, None)), jax.vmap(self._fresh)
+        self._scanned = jax.jit(scan, donate_argnums=0)
+        self._begun, self._updated, self._values = _optimizer(given.optimizer)
         self._whole = given.batch == len(given.x)
 
     def start(self) -> Any:
-        return self._jax.device_put((np.zeros((), np.int32), self._started(self._p)))
+        return self._jax.device_put(self._started(self._p))
+
+    def _fresh(self, p: Tree) -> Any:
+        return self._jax.numpy.zeros((), np.int32), self._begun(p)
 
     def run(self, state: Any) -> tuple[Any, Any]:
         """The state after all steps of all epochs, in one call, and the loss of the last one."""
@@ -67,7 +75,7 @@ class _Model:
             drawn = [random.permutation(random.key(epoch), samples).reshape(-1, batch) for epoch in range(epochs)]
             order = self._jax.numpy.concatenate(drawn)
         state, values = self._scanned(state, self._x, self._t, order)
-        return state, values[-1]
+        return state, values[..., -1]
 
     def _scan(self, state: Any, x: Any, t: Any, order: Any) -> tuple[Any, Any]:
         return self._jax.lax.scan(lambda state, part: self._update(state, x, t, part), state, order)

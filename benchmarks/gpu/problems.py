@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 import chains
 from benchmarks.problems import matrix_exp
-from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, MaxPool, SquaredLoss, relu, tanh, σ
+from chains import GRU, SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, MaxPool, SquaredLoss, relu, tanh, σ
 from chains.backends import Cupy
 from chains.layers.base import Layer
 from chains.program.program import Program
@@ -60,8 +61,8 @@ class Problem:
         return self.epochs * (len(self.x) // self.batch)
 
 
-def _matrix_exp(setting: Setting) -> Problem:
-    p = matrix_exp.problem(40 if setting.tiny else 10_000, "float32")
+def _matrix_exp(samples: int, setting: Setting) -> Problem:
+    p = matrix_exp.problem(min(samples, 40) if setting.tiny else samples, "float32")
     layers = (Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
     return Problem(layers, (4,), chains.MSELoss(), Adam(1e-3), p.x, p.t, len(p.x), 3 if setting.tiny else 1000)
 
@@ -113,14 +114,33 @@ def _wide(setting: Setting) -> Problem:
     return Problem(layers, (inputs,), CrossEntropyLoss(), SGD(1e-3), x, t, batch, 2 if setting.tiny else 50)
 
 
+def _gru(setting: Setting) -> Problem:
+    """The recurrent layer of `rosetta_rnn`, on noise."""
+    inputs, units, steps, batch, count = (3, 4, 5, 2, 2) if setting.tiny else (125, 100, 150, 64, 20)
+    x, t = _noise(batch * count, (steps, inputs), 2)
+    return Problem((GRU(inputs, units), Dense(units, 2)), (steps, inputs), CrossEntropyLoss(), Adam(1e-3), x, t, batch)
+
+
+def _ensemble(setting: Setting) -> Problem:
+    """One of the 1,000 networks of `benchmarks ensemble`, all of which have the same data."""
+    samples = 8 if setting.tiny else 64
+    x = np.random.default_rng(0).standard_normal((samples, 2), np.float32)
+    t = np.sin(2 * x[:, :1]) * x[:, 1:]
+    layers = Dense(2, 8, tanh), Dense(8, 8, tanh), Dense(8, 1)
+    return Problem(layers, (2,), chains.MSELoss(), Adam(1e-3), x, t, samples, 3 if setting.tiny else 500)
+
+
 PROBLEMS: dict[str, Callable[[Setting], Problem]] = {
-    "matrix_exp": _matrix_exp,
+    "matrix_exp": partial(_matrix_exp, 10_000),
+    "matrix_exp_200": partial(_matrix_exp, 200),
+    "matrix_exp_1": partial(_matrix_exp, 1),
     "mnist_mlp": _mnist_mlp,
     "lenet5": _lenet5,
     "rosetta_cnn": _rosetta_cnn,
     "wide": _wide,
+    "gru": _gru,
+    "ensemble": _ensemble,
 }
-TRAINED = ("matrix_exp", "mnist_mlp", "lenet5", "rosetta_cnn")
 _made: dict[tuple[str, Setting], Problem] = {}
 
 

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
 
@@ -18,9 +18,10 @@ Work = Callable[[Setting], Result]
 ENDING_SECONDS = 10.0  # to wait for a process that was killed
 
 
-def serve(connection: Any, setting: Setting) -> None:
+def serve(connection: Any, setting: Setting, environment: dict[str, str]) -> None:
     """Answer each piece of work with its result, or with the error, until the connection is closed."""
     os.setpgrp()  # so that processes that a row started end with this one
+    os.environ.update(environment)
     with suppress(EOFError):
         while True:
             connection.send(attempt(connection.recv(), setting))
@@ -50,6 +51,7 @@ class Worker:
     """
 
     setting: Setting
+    environment: dict[str, str] = field(default_factory=dict)  # variables that the process has in addition
     _process: Any = None
     _connection: Any = None
 
@@ -57,7 +59,7 @@ class Worker:
         if self._process is None:
             context = get_context("spawn")
             self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=serve, args=(theirs, self.setting), daemon=True)
+            self._process = context.Process(target=serve, args=(theirs, self.setting, self.environment), daemon=True)
             self._process.start()
             theirs.close()
         result: Result = {"failed": f"took longer than {limit:.3g} s, and was ended", "spoilt": True}
@@ -88,6 +90,7 @@ class Here:
     """In place of a worker: does the work in this process, without a limit."""
 
     setting: Setting
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, work: Work, limit: float) -> Result:
         return attempt(work, self.setting)

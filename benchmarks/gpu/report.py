@@ -33,13 +33,18 @@ class Report:
     def add(self, problem: str, who: str, result: Result) -> None:
         """Store the result of a row, which replaces an earlier one."""
         result = {"problem": problem, "who": who} | result
+        details = result.pop("details", None)
         with self._lock:
+            if details and self.path is not None:
+                with self.path.with_name("details.txt").open("a") as file:
+                    file.write(f"{'=' * 100}\n{line(result)}\n\n{details}\n\n")
             before = self.find(problem, who)
             if before is None:
                 self.results.append(result)
             else:
                 self.results[self.results.index(before)] = result
-            print(line(result), flush=True)
+            if not result.get("holds"):  # a case that is right needs no line
+                print(line(result), flush=True)
             self.save()
 
     def save(self) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
 
 from benchmarks.gpu.backends import FLOAT, backend_name, convolver, device_of
 from benchmarks.gpu.problems import Problem, Result, Setting, problem, timing
-from chains import SGD, Conv, Dense, SquaredLoss, relu
+from chains import SGD, Conv, Dense, SquaredLoss, minimize, relu, train
 from chains.backends.cupy import streaming
 from chains.backends.cupy.binding import DeviceBinding
-from chains.backends.cupy.device.interface import Work
+from chains.backends.cupy.device.interface import Gemm, Work
 from chains.backends.cupy.fused_program import FusedProgram
 from chains.network import executables
 from chains.network.network import network_of
@@ -93,6 +96,38 @@ def measure(key: str, name: str, setting: Setting) -> Result:
     return result | timing(min(times), given.steps) | {"TFLOP/s": rate}
 
 
+def members(count: int, setting: Setting) -> Result:
+    """The seconds of a training of an ensemble that shares its data, by `train`, beginning and end included."""
+    given = problem("ensemble", setting)
+    device, net = device_of("float32", setting), given.net(backend_name("float32", setting))
+    x, t = device.array(given.x), device.array(given.t)
+    times, loss = [], np.nan
+    for _ in range(3):
+        p = device.array(net.init_many(3 if setting.tiny else count))
+        begin = time.perf_counter()
+        history = train(net, p, x, t, given.loss, given.optimizer, epochs=given.epochs, progress=False)
+        times.append(time.perf_counter() - begin)
+        loss = history.latest("loss")
+    return {"loss": loss} | timing(min(times[1:]), given.steps)
+
+
+def bfgs(key: str, iterations: int, name: str, setting: Setting) -> Result:
+    """The seconds of a fit by BFGS of the whole data set of a problem; parameters and curvature stay on the device."""
+    given = problem(key, setting)
+    if name == "native":
+        place, net = np.asarray, given.net("native")
+    else:
+        place, net = device_of(name, setting).array, given.net(backend_name(name, setting))
+    objective = net.objective(place(given.x), place(given.t), given.loss)
+    times, result = [], None
+    for _ in range(2):
+        begin = time.perf_counter()
+        result = minimize(objective, place(net.init(seed=0)), "BFGS", maxiter=3 if setting.tiny else iterations, progress=False)
+        times.append(time.perf_counter() - begin)
+    assert result is not None
+    return {"loss": float(result.fun), "note": f"{result.nit} iterations"} | timing(min(times), max(1, result.nit))
+
+
 def profile(key: str, name: str, setting: Setting) -> Result:
     """The commands of a step that take the longest, each between two events, with microseconds.
 
@@ -113,14 +148,64 @@ def _name(work: Work) -> str:
 
 
 def allocations(key: str, streamed: bool, setting: Setting) -> Result:
-    """How often training asks for memory of the GPU after its first epochs."""
+    """How often training asks for memory of the GPU, from the pool or beyond it, and for pinned memory, after some epochs."""
     trainer = Trainer(problem(key, setting), "float32", setting, streamed=streamed)
     trainer.epochs(3)
-    made = [mock.patch.object(trainer.device, name, wraps=getattr(trainer.device, name)) for name in ("empty", "array")]
-    with made[0] as empty, made[1] as array:
+    patch, device = mock.patch.object, trainer.device
+    made = [patch(device, name, wraps=getattr(device, name)) for name in ("empty", "array", "pinned")]
+    asked: Counter[str] = Counter()
+    with made[0] as empty, made[1] as array, made[2] as pinned, nullcontext() if setting.tiny else _counting(asked):
         trainer.epochs(2)
-    note = f"in {2 * trainer.problem.steps // trainer.problem.epochs} steps"
-    return {"value": float(empty.call_count + array.call_count), "note": note}
+    counts = Counter(arrays=empty.call_count + array.call_count, pinned=pinned.call_count) + asked
+    steps = 2 * trainer.problem.steps // trainer.problem.epochs
+    return {"value": float(counts.total()), "note": f"in {steps} steps; {dict(counts)}"}
+
+
+def _counting(asked: Counter[str]) -> Any:
+    """A hook that counts what CuPy's pool of device memory gives, and what it takes from the device."""
+    import cupy
+
+    class Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
+        name = "counting"
+
+        def malloc_preprocess(self, **about: Any) -> None:
+            asked["from the pool"] += 1
+
+        def alloc_preprocess(self, **about: Any) -> None:
+            asked["from the device"] += 1
+
+    return Hook()
+
+
+def both_processors(setting: Setting) -> Result:
+    """Products on the CPU and on the GPU at once, as a multiple of the longer of both alone."""
+    device = device_of("float32", setting)
+    sizes = (16, 24) if setting.tiny else (2000, 6000)
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((sizes[0],) * 2, FLOAT)
+    b = device.array(rng.standard_normal((sizes[1],) * 2, FLOAT))
+    out, address = device.empty(b.shape, FLOAT), device.address(b)
+    multiply = device.product(
+        Gemm(FLOAT, (sizes[1],) * 3, (device.address(out), address, address), (sizes[1],) * 3, (False, False), False)
+    )
+
+    def seconds(cpu: int, gpu: int) -> float:
+        done = device.event()
+        begin = time.perf_counter()
+        with device.running():
+            for _ in range(gpu):
+                multiply()
+            device.main.record(done)
+            for _ in range(cpu):
+                a @ a
+            done.wait()
+        return time.perf_counter() - begin
+
+    for run in ((1, 1), (1, 1)):
+        seconds(*run)
+    alone, both = [min(seconds(*run) for _ in range(3)) for run in ((10, 0), (0, 10))], min(seconds(10, 10) for _ in range(3))
+    note = f"ten products of {sizes[0]} on the CPU {alone[0] * 1e3:.3g} ms, of {sizes[1]} on the GPU {alone[1] * 1e3:.3g} ms"
+    return {"seconds": both, "value": both / max(alone), "note": note}
 
 
 def streamed(width: int, setting: Setting) -> Result:

@@ -267,7 +267,7 @@ def _descend(
 
 def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool, str, int]:
     """Whether it has converged, the reason for the end, and the number of iterations."""
-    if not (math.isfinite(point.value) and bool(abs(point.g).max(initial=0.0) < math.inf)):
+    if not (math.isfinite(point.value) and (not point.g.size or bool(abs(point.g).max() < math.inf))):
         return False, INFINITE, 0
     for iteration in range(settings.maxiter):
         if point.steepness <= settings.gtol:

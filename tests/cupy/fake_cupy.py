@@ -178,10 +178,22 @@ for _name in ("add", "sub", "mul", "truediv", "matmul", "pow", "eq", "ne", "lt",
     if _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
         setattr(ndarray, f"__r{_name}__", lambda a, b, f=_function: computed(f, b, a))
         setattr(ndarray, f"__i{_name}__", lambda a, b, f=_function: (a.__setitem__(..., computed(f, a, b)), a)[1])
+
+
+def _reduction(name: str) -> Callable[..., Any]:
+    """A method with the arguments that CuPy's has, which are fewer than NumPy's."""
+    taken = {"axis", "dtype", "out", "keepdims"} if name in ("sum", "mean") else {"axis", "out", "keepdims"}
+
+    def method(self: ndarray, *given: Any, **settings: Any) -> Any:
+        if unknown := settings.keys() - taken:
+            raise TypeError(f"{name}() got an unexpected keyword argument '{min(unknown)}'")
+        return computed(lambda a: getattr(a, name)(*given, **settings), self)
+
+    return method
+
+
 for _name in ("sum", "max", "min", "mean", "any", "all", "argmax", "argmin"):
-    setattr(
-        ndarray, _name, lambda self, *given, f=_name, **settings: computed(lambda a: getattr(a, f)(*given, **settings), self)
-    )
+    setattr(ndarray, _name, _reduction(_name))
 
 
 # Streams
