@@ -117,7 +117,7 @@ int launch(void (*f)(void**), void** a, int gx, int gy, int bx, int by, int shar
 """
 SHIM = r"""
 #define KERNEL static void
-#define KERNEL_OF(threads) static void
+#define KERNEL_OF(threads, resident) static void
 #define DEVICE static inline
 #ifdef WATCHED
 #define SHARED static __attribute__((section("on_chip")))
@@ -421,7 +421,7 @@ class EmulatedDevice(Device):
     ) -> Work:
         function, description = kernel
         assert len(arguments) == len(description.parameters)
-        bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {description.name}\(", description.text)
+        bounds = re.search(rf"KERNEL(?:_OF\((\d+), \d\))? {description.name}\(", description.text)
         assert block[0] * block[1] <= int(bounds[1] or 256)
         declared = declared_bytes(description.text)
         assert declared <= DECLARED_BYTES

@@ -294,7 +294,7 @@ class RawModule:
     def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
         assert options == ("--std=c++17",)
         assert backend == "nvrtc"
-        found = re.findall(r"^(KERNEL(?:_OF\(\d+\))? (\w+)\((.*?)\)\n\{\n.*?^\}\n)", code, re.S | re.M)
+        found = re.findall(r"^(KERNEL(?:_OF\(\d+, \d\))? (\w+)\((.*?)\)\n\{\n.*?^\}\n)", code, re.S | re.M)
         kernels = [Kernel(name, tuple(_types(parameters)), text) for text, name, parameters in found]
         self._made = partial(MODULE.inner.compile, code, kernels)
         self._index = 8 if "typedef long long Index" in code else 4

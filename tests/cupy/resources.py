@@ -29,7 +29,7 @@ def excess(launch: Launch, batch: int, usage: Usage, architecture: str) -> list[
     threads = launch.block[0] * launch.block[1]
     warps = -(-threads // WARP)
     registers = warps * WARP * -(-usage.registers // REGISTER_UNIT) * REGISTER_UNIT
-    bounds = re.search(rf"KERNEL(?:_OF\((\d+)\))? {launch.kernel.name}\(", launch.kernel.text)
+    bounds = re.search(rf"KERNEL(?:_OF\((\d+), \d\))? {launch.kernel.name}\(", launch.kernel.text)
     assert bounds is not None
     shared = usage.shared + launch.shared
     limits = {

@@ -158,7 +158,7 @@ def test_convolutions_touch_memory_in_order(layers, library, gpu):
 
 
 LESS = {  # what is left out of the kernels of a step by several blocks
-    "the barrier behind what is loaded": r"(KERNEL_OF\(512\) network_0.*?)__syncthreads\(\);",
+    "the barrier behind what is loaded": r"(KERNEL_OF\(512, 1\) network_0.*?)__syncthreads\(\);",
     "a barrier in the sum of parts": r"(sums_1\(.*?)__syncthreads\(\);",
 }
 

@@ -232,7 +232,9 @@ class DeviceMemberFeed(MemberFeed):
         source, rows = Source(), {name if name in arrays else f"all {name}" for name in self._own}
         if len(orders) > 1:
             rows.add("order")
-        self._step = compiled.training(source, {name: self._arrays[f"all {name}"].dtype for name in sources}, rows)
+        self._step = compiled.training(
+            source, {name: self._arrays[f"all {name}"].dtype for name in sources}, rows, self._members
+        )
         self._source, self._rows = source, moved(self._step.buffers, self._step.writes, rows)
         scratch = compiled.scratch_plan(batch)
         self._scratch_row = -(-scratch.nbytes(batch) // ALIGNMENT) * ALIGNMENT

@@ -17,7 +17,14 @@ from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, barriers, phase_lines, phases
 from chains.backends.cupy.fused.block_operations import Stored, ready, take
 from chains.backends.cupy.fused.loops import has_loops
-from chains.backends.cupy.fused.tiling_policy import BARRIERS_PER_LAUNCH, MIN_BLOCK_SAMPLES, Tiling, even, samples_each
+from chains.backends.cupy.fused.tiling_policy import (
+    BARRIERS_PER_LAUNCH,
+    MAX_BLOCKS,
+    MIN_BLOCK_SAMPLES,
+    Tiling,
+    even,
+    samples_each,
+)
 from chains.backends.cupy.fused.updates import in_one_pass
 from chains.backends.cupy.source.c_source import ctype
 from chains.backends.cupy.source.commands import Command, Launch, Pointers, Source, indented
@@ -29,6 +36,7 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
+MAX_RESIDENT = 4  # blocks of 512 threads that share a multiprocessor, with 32 registers for a thread
 SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as fit
 
 
@@ -284,13 +292,16 @@ class FusedProgram(Compiled):
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
         )  # fmt: skip
 
-    def training(self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None) -> Launch:
+    def training(
+        self, source: Source, sources: Mapping[str, np.dtype[Any]], own: Collection[str] | None = None, members: int = 1
+    ) -> Launch:
         """The kernel, put into `source`, for many steps: `steps` of them, from number `from` of "order" on.
 
         `sources` are the types of the data sets to take samples from, which are the buffers "all NAME". The losses are
         written to "losses"; one that is not finite is the last. Where `own` is given, block i does so for number i of
         "members": the buffers of these names, and all that are written, have a row for each member. How many elements
-        there are from one row to the next is a number for each of them, as `moved` lists them.
+        there are from one row to the next is a number for each of them, as `moved` lists them. Several blocks share a
+        multiprocessor if there are more `members`.
         """
         assert self.tiling.alone
         buffers, pointers = self.program.buffers, Pointers()
@@ -320,16 +331,17 @@ class FusedProgram(Compiled):
         ]
         extra = ["each", "from", "steps"]
         if own is not None:
-            members = pointers.named(outside("members", np.int64), "members")
+            number = pointers.named(outside("members", np.int64), "members")
             rows = {
                 pointers.buffers[buffer]: f"row_{pointers.buffers[buffer]}"
                 for buffer in moved(pointers.buffers, pointers.written, own)
             }
-            lines = [f"{name} += {members}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
+            lines = [f"{name} += {number}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
             extra += rows.values()
         return pointers.launch(
             source, "training", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=extra,
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,
+            resident=max(1, min(MAX_RESIDENT, members // MAX_BLOCKS)),
         )  # fmt: skip
 
     @property

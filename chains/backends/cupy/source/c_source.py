@@ -15,7 +15,7 @@ from chains.lowering.c_language import Dialect
 
 _PRELUDE = """\
 #ifndef KERNEL
-#define KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL_OF(threads, resident) extern "C" __global__ void __launch_bounds__(threads, resident)
 #define KERNEL extern "C" __global__ void __launch_bounds__(256)
 #define DEVICE static __device__ __forceinline__
 #define SHARED __shared__

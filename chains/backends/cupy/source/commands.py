@@ -138,7 +138,7 @@ def unrolled(commands: Iterable[Command], around: tuple[int, ...] = ()) -> Itera
             yield command, around
 
 
-Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], int]  # types, names, body; threads
+Definition = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], str]  # types, names, body, head
 
 
 class Source:
@@ -148,14 +148,23 @@ class Source:
         self.kernels: dict[Definition, Kernel] = {}
 
     def kernel(
-        self, parameters: Sequence[str], names: Sequence[str], body: Sequence[str], hint: str, threads: int = THREADS
+        self,
+        parameters: Sequence[str],
+        names: Sequence[str],
+        body: Sequence[str],
+        hint: str,
+        threads: int = THREADS,
+        resident: int = 1,
     ) -> Kernel:
-        """The kernel of this body; `parameters` are C types, for the variables `names`."""
-        key = tuple(parameters), tuple(names), tuple(body), threads
+        """The kernel of this body; `parameters` are C types, for the variables `names`.
+
+        A multiprocessor has registers for at least `resident` blocks at a time.
+        """
+        head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads}, {resident})"
+        key = tuple(parameters), tuple(names), tuple(body), head
         if key not in self.kernels:
             name = f"{hint}_{len(self.kernels)}"
             arguments = ", ".join(f"{kind} {variable}" for kind, variable in zip(parameters, names, strict=True))
-            head = "KERNEL" if threads == THREADS else f"KERNEL_OF({threads})"
             text = f"{head} {name}({arguments})\n{{\n" + "".join(f"    {line}\n" for line in body) + "}\n"
             self.kernels[key] = Kernel(name, tuple(parameters), text)
         return self.kernels[key]
@@ -202,16 +211,17 @@ class Pointers:
         label: str = "",
         shared: int = 0,
         apart: bool = True,
+        resident: int = 1,
     ) -> Launch:
         """A launch of the kernel with this body; `extra` names the `numbers`.
 
         `apart`: whether each array is accessed through one parameter only, and arrays that are read do not change while the
-        kernel runs.
+        kernel runs. `resident`: as of `Source.kernel`.
         """
         kinds = [self._parameter(buffer, apart) for buffer in self.buffers]
         types = ["const Index", *kinds, *("const Index" for _ in extra)]
         names = ["batch", *self.buffers.values(), *extra]
-        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]))
+        kernel = source.kernel(types, names, body, hint, max(THREADS, block[0] * block[1]), resident)
         buffers = tuple(self.buffers)
         reads, writes = (tuple(b for b in buffers if b in some) for some in (self.read, self.written))
         return Launch(kernel, buffers, grid, block, numbers, reads, writes, label, shared)
