@@ -88,7 +88,7 @@ class CudaDevice(Device):
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
         with self._lock:
             if text not in self._modules:
-                self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+                self._modules[text] = raw_module(self.cupy, text)
             module = self._modules[text]
             return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
 
@@ -213,6 +213,11 @@ def _streams(number: int) -> tuple[Any, ...]:
     import cupy
 
     return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+
+
+def raw_module(cupy: Any, text: str) -> Any:
+    """The module of a text, which CuPy compiles when a function of it is first asked for."""
+    return cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
 
 
 def usable_cupy() -> Any:
