@@ -19,6 +19,7 @@ import numpy as np
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
 from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
+from chains.backends.cupy.device.packages import VERSIONS, extra
 from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
 from chains.support.memory import Array
@@ -226,8 +227,7 @@ def usable_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise ValueError(
-            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; pip install cupy-cuda12x "
-            "(or cupy-cuda13x, by the CUDA version that nvidia-smi shows)"
+            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; {extra('cuda')}"
         ) from error
     runtime = cupy.cuda.runtime
     try:
@@ -244,9 +244,11 @@ def _reason(runtime: Any, error: Exception) -> str:
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "there is no NVIDIA driver on this computer"
-    if driver // 1000 < built // 1000:
+    known, needed = driver // 1000, built // 1000
+    if known < needed:
+        other = f"the extra cuda{known} in place of cupy-cuda{needed}x, or " if known in VERSIONS else ""
         return (
-            f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, but this CuPy was built for CUDA {built // 1000}; "
-            f"pip install cupy-cuda{driver // 1000}x, or a newer driver"
+            f"the driver knows CUDA {known}.{driver % 1000 // 10}, but this CuPy was built for CUDA {needed}; "
+            f"install {other}a newer driver"
         )
     return str(error)
