@@ -227,9 +227,9 @@ def naming() -> Iterator[Callable[[str], str]]:
 
 
 def watch() -> Counter[str]:
-    """From now on, count the modules of this process that CuPy's cache has ("hit") and has not ("miss").
+    """From now on, count the modules of this process that CuPy's cache has ("hit") or has not ("miss").
 
-    Kernels of CuPy itself are counted as "CuPy's hit" and "CuPy's miss", those of this package by the text that is compiled.
+    What is compiled for a kernel of CuPy itself is a "miss of CuPy's"; no file of this package has it.
     """
     from cupy.cuda import compiler
 
@@ -243,7 +243,7 @@ def watch() -> Counter[str]:
             return code
 
         def save(self, name: str, cubin: bytes, source: str) -> None:
-            found["miss" if source.startswith(OURS) else "CuPy's miss"] += 1
+            found["miss" if source.startswith(OURS) else "miss of CuPy's"] += 1
             super().save(name, cubin, source)
 
     compiler._set_kernel_cache_backend(Watched())
@@ -264,13 +264,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="to compile; then the rest is left out (%(default)s)")
     parser.add_argument("--cudnn", action="store_true", help="also the kernels that remain where cuDNN does convolutions")
     options = parser.parse_args(arguments)
+    own = [row for row in rows() if row.peer == "chains"]
+    known = list(dict.fromkeys(row.problem for row in own))
+    if unknown := set(options.problems or known) - set(known):
+        parser.error(f"`--problems` (={min(unknown)!r}) must be one of {', '.join(known)}")
     if not nvrtc.available():
         parser.error("neither NVRTC nor nvcc is on this computer")
     start, say = time.monotonic(), partial(print, flush=True)
-    chosen = [row for row in rows() if row.peer == "chains" and row.problem in (options.problems or [row.problem])]
+    chosen = [row for row in own if row.problem in (options.problems or known)]
     found = texts_of(chosen, say)
     if options.cudnn:
-        found = found | texts_of(chosen, say, cudnn=True) | found
+        found |= texts_of(chosen, say, cudnn=True)
     texts = by_worth(found)
     say(f"{len(texts)} modules after {time.monotonic() - start:.0f} s")
     codes = _compiled(texts, options, say)

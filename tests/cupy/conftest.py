@@ -13,7 +13,7 @@ from tests.cupy import emulated
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):
     """Training takes no look at the clock. On a slow computer it would do one step a call, and the host, which then reads
-    every loss at once, would wait for everything else on the way: a missing event would go unnoticed.
+    every loss immediately, would wait for everything else on the way: a missing event would go unnoticed.
     """
     for module in (steps, source_steps):
         monkeypatch.setattr(module, "RUN_SECONDS", 3600.0)

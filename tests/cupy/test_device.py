@@ -256,7 +256,7 @@ def fake_cupy(driver, built, count=None):
         ),
         (
             fake_cupy(12090, 13000),
-            r"knows CUDA 12\.9, but this CuPy was built for CUDA 13; install the extra cuda12 in place of cupy-cuda13x, or a newer",
+            r"12\.9, but this CuPy was built for CUDA 13; install the extra cuda12 instead of cupy-cuda13x, or a newer",
         ),
         (fake_cupy(12040, 12090), "finds no GPU: cudaErrorInsufficientDriver"),
         (fake_cupy(12090, 12090, 0), "CUDA_VISIBLE_DEVICES hides them"),

@@ -226,9 +226,7 @@ def usable_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise ValueError(
-            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; {extra('cuda')}"
-        ) from error
+        raise ValueError(f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; {extra('cuda')}") from error
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
@@ -246,7 +244,7 @@ def _reason(runtime: Any, error: Exception) -> str:
         return "there is no NVIDIA driver on this computer"
     known, needed = driver // 1000, built // 1000
     if known < needed:
-        other = f"the extra cuda{known} in place of cupy-cuda{needed}x, or " if known in VERSIONS else ""
+        other = f"the extra cuda{known} instead of cupy-cuda{needed}x, or " if known in VERSIONS else ""
         return (
             f"the driver knows CUDA {known}.{driver % 1000 // 10}, but this CuPy was built for CUDA {needed}; "
             f"install {other}a newer driver"

@@ -201,7 +201,9 @@ def usable_cudnn() -> Any:
     version = str(getattr(cudnn, "__version__", "of no version"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not VERSIONS[0] <= numbers < VERSIONS[1]:
-        raise ValueError(f"{NEEDS} nvidia-cudnn-frontend 1.26, 1.27 or 1.28, but the module `cudnn` is {version}; {extra('cudnn')}")
+        raise ValueError(
+            f"{NEEDS} nvidia-cudnn-frontend 1.26, 1.27 or 1.28, but the module `cudnn` is {version}; {extra('cudnn')}"
+        )
     try:
         found = cudnn.backend_version()
     except RuntimeError as error:
