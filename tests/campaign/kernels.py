@@ -73,7 +73,7 @@ def _model(net: Chain, dtype: type[np.floating]) -> Program:
 
 
 def missing() -> str:
-    return "" if nvrtc.available() else "install NVRTC (pip install nvidia-cuda-nvrtc-cu12) or nvcc, which compile the kernels"
+    return "" if nvrtc.available() else "install NVRTC (pip install 'cuda-toolkit[nvrtc]') or nvcc, which compile the kernels"
 
 
 def attempt(seed: int, number: int) -> str:

@@ -54,6 +54,15 @@ def available() -> bool:
     return _library() is not None or shutil.which("nvcc") is not None
 
 
+def version() -> list[int]:
+    """The version of NVRTC, of two numbers; of nvcc, none."""
+    library, numbers = _library(), (ctypes.c_int * 2)()
+    if library is None:
+        return []
+    library.nvrtcVersion(ctypes.byref(numbers, 0), ctypes.byref(numbers, ctypes.sizeof(ctypes.c_int)))
+    return list(numbers)
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     spec = importlib.util.find_spec("nvidia")

@@ -248,11 +248,15 @@ def fake_cupy(driver, built, count=None):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (None, "needs CuPy, which cannot be imported: .*pip install cupy-cuda12x"),
+        (None, "needs CuPy, which cannot be imported: .*; install the extra cuda"),
         (fake_cupy(0, 12090), "finds no GPU: there is no NVIDIA driver on this computer"),
         (
             fake_cupy(11080, 12090),
-            r"the driver knows CUDA 11\.8, but this CuPy was built for CUDA 12; pip install cupy-cuda11x",
+            r"the driver knows CUDA 11\.8, but this CuPy was built for CUDA 12; install a newer driver",
+        ),
+        (
+            fake_cupy(12090, 13000),
+            r"12\.9, but this CuPy was built for CUDA 13; install the extra cuda12 instead of cupy-cuda13x, or a newer",
         ),
         (fake_cupy(12040, 12090), "finds no GPU: cudaErrorInsufficientDriver"),
         (fake_cupy(12090, 12090, 0), "CUDA_VISIBLE_DEVICES hides them"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chains import Chain, accuracy
+from chains.backends.cupy.device.packages import package
 from tests.cupy.support import arrays_of, data, gradient_program, on_gpu, trained
 from tests.harness import CASES, assert_close, assert_same_bits, run_program
 from tests.mpi import together
@@ -54,6 +55,6 @@ def test_processes_with_a_gpu_each(module):
 
     pytest.importorskip("mpi4py")
     if not getattr(pytest.importorskip("cupy.cuda.nccl"), "available", False):
-        pytest.skip("CuPy finds no NCCL: pip install nvidia-nccl-cu12, or nvidia-nccl-cu13")
+        pytest.skip(f"CuPy finds no NCCL: {package('nvidia-nccl')}")
     done = together(min(3, cupy.cuda.runtime.getDeviceCount()), module, "gpu")
     assert not done.returncode, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import tracemalloc
 import types
 
@@ -164,6 +165,20 @@ def deafness(device, run):
         except (FloatingPointError, IndexError):
             needed.add(deaf)
     return needed
+
+
+def test_calls_are_of_as_many_steps_on_a_slow_computer(device, monkeypatch):
+    """Else, waiting for the losses of short calls would hide that nothing else waits."""
+    clock, run, lengths = itertools.count(), streaming.StreamedFeed.__call__, []
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+
+    def noted(self, first, values):
+        lengths.append(len(values))
+        return run(self, first, values)
+
+    monkeypatch.setattr(streaming.StreamedFeed, "__call__", noted)
+    trained(network().init(device="emulated"), X, T, epochs=1)
+    assert lengths == [1, 6, 1]  # seven batches, and one that is smaller
 
 
 @pytest.mark.few(1)

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
+from benchmarks.gpu.rows import rows
 from benchmarks.harness import machine
 from benchmarks.problems.networks import Conv, Dense, Dropout, Flatten, Pool
 from benchmarks.studies import first_call, ports
@@ -35,6 +36,7 @@ PHOTOGRAPHS = {
     "rosetta_cnn.LAYERS": (Conv(3, 2, 3, 1), Pool(relu=True), Dropout(0.25), Flatten(), Dense(512, 10, relu=False)),
     "rosetta_cnn.PARAMETERS": 5186,
 }
+KERNELS = [row for row in rows() if str(row) == "ladder: kernels"]
 REVIEWS = {f"rosetta_rnn.{name}": value for name, value in {"BATCH": 2, "STEPS": 3, "WORDS": 100, "SECONDS": 0.0}.items()}
 NO_TORCH = "raise ImportError(\"No module named 'torch'\")"
 SMALL = "Chain(Dense(2, 2)), MSELoss(), Adam(1e-3), 10"
@@ -77,6 +79,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
     "benchmarks.gpu": ("--plan", {}),
+    "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
@@ -89,7 +92,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.threads": ("matrix_exp_200 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.updates": ("--sizes 20 --threads 1 --seconds 0.01", {}),
 }  # fmt: skip
-NEEDS = {"benchmarks.studies.estimators": "sklearn"}  # packages that the tests' extra lacks
+NEEDS = {"benchmarks.studies.estimators": "sklearn", "benchmarks.gpu.kernels": "nvidia"}  # packages that the tests' extra lacks
 RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.device.interface import Gemm
+from chains.backends.cupy.device.packages import extra
 
 
 @cache
@@ -29,7 +30,7 @@ def loaded(name: str) -> ctypes.CDLL:
     except (ImportError, OSError, RuntimeError) as error:
         library = "cuBLAS" if name == "cublas" else name
         raise ValueError(
-            f"`backend` (='cupy') needs the library {library}, which cannot be loaded: {error}; pip install 'cupy-cuda12x[ctk]'"
+            f"`backend` (='cupy') needs the library {library}, which cannot be loaded: {error}; {extra('cuda')}"
         ) from error
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
 from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
+from chains.backends.cupy.device.packages import VERSIONS, extra
 from chains.backends.cupy.source.commands import Kernel
 from chains.backends.cupy_settings import Cupy
 from chains.support.memory import Array
@@ -88,7 +89,7 @@ class CudaDevice(Device):
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
         with self._lock:
             if text not in self._modules:
-                self._modules[text] = self.cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+                self._modules[text] = raw_module(self.cupy, text)
             module = self._modules[text]
             return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
 
@@ -215,15 +216,17 @@ def _streams(number: int) -> tuple[Any, ...]:
     return cupy.cuda.Stream(), *(cupy.cuda.Stream(non_blocking=True) for _ in range(2))
 
 
+def raw_module(cupy: Any, text: str) -> Any:
+    """The module of a text, which CuPy compiles when a function of it is first asked for."""
+    return cupy.RawModule(code=text, options=("--std=c++17",), backend="nvrtc")
+
+
 def usable_cupy() -> Any:
     """The module `cupy`. If it is not installed or finds no GPU, raises ValueError with the missing part."""
     try:
         import cupy
     except ImportError as error:
-        raise ValueError(
-            f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; pip install cupy-cuda12x "
-            "(or cupy-cuda13x, by the CUDA version that nvidia-smi shows)"
-        ) from error
+        raise ValueError(f"`backend` (='cupy') needs CuPy, which cannot be imported: {error}; {extra('cuda')}") from error
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
@@ -239,9 +242,11 @@ def _reason(runtime: Any, error: Exception) -> str:
     driver, built = runtime.driverGetVersion(), runtime.runtimeGetVersion()
     if driver == 0:
         return "there is no NVIDIA driver on this computer"
-    if driver // 1000 < built // 1000:
+    known, needed = driver // 1000, built // 1000
+    if known < needed:
+        other = f"the extra cuda{known} instead of cupy-cuda{needed}x, or " if known in VERSIONS else ""
         return (
-            f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, but this CuPy was built for CUDA {built // 1000}; "
-            f"pip install cupy-cuda{driver // 1000}x, or a newer driver"
+            f"the driver knows CUDA {known}.{driver % 1000 // 10}, but this CuPy was built for CUDA {needed}; "
+            f"install {other}a newer driver"
         )
     return str(error)

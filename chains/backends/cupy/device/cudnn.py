@@ -17,12 +17,12 @@ import numpy as np
 
 from chains.backends.cupy.device.cublas import load_for_cudnn
 from chains.backends.cupy.device.interface import Convolution, Device, Sizes, Work
+from chains.backends.cupy.device.packages import extra
 from chains.backends.cupy_settings import Cupy
 
 VERSIONS = ((1, 26), (1, 29))  # of the front end: from the first on, below the second
 OLDEST = 90000  # version of cuDNN itself
 NEEDS = "`convolutions` (='cudnn') needs"
-INSTALL = "pip install 'nvidia-cudnn-frontend>=1.26,<1.29' nvidia-cudnn-cu12 (nvidia-cudnn-cu13 with cupy-cuda13x)"
 WORKSPACE_BYTES = 256 << 20  # plans that need more are left out: an estimate, not measured on a GPU
 ALIGNMENT = 16  # bytes: the alignment of every tensor in the front end
 
@@ -197,15 +197,17 @@ def usable_cudnn() -> Any:
     try:
         import cudnn
     except (ImportError, OSError, AssertionError) as error:
-        raise ValueError(f"{NEEDS} nvidia-cudnn-frontend, which cannot be imported: {error!r}; {INSTALL}") from error
+        raise ValueError(f"{NEEDS} nvidia-cudnn-frontend, which cannot be imported: {error!r}; {extra('cudnn')}") from error
     version = str(getattr(cudnn, "__version__", "of no version"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not VERSIONS[0] <= numbers < VERSIONS[1]:
-        raise ValueError(f"{NEEDS} nvidia-cudnn-frontend 1.26, 1.27 or 1.28, but the module `cudnn` is {version}; {INSTALL}")
+        raise ValueError(
+            f"{NEEDS} nvidia-cudnn-frontend 1.26, 1.27 or 1.28, but the module `cudnn` is {version}; {extra('cudnn')}"
+        )
     try:
         found = cudnn.backend_version()
     except RuntimeError as error:
-        raise ValueError(f"{NEEDS} the library cuDNN, which cannot be loaded: {error}; {INSTALL}") from error
+        raise ValueError(f"{NEEDS} the library cuDNN, which cannot be loaded: {error}; {extra('cudnn')}") from error
     if found < OLDEST:
-        raise ValueError(f"{NEEDS} cuDNN 9, but {found} was found; {INSTALL}")
+        raise ValueError(f"{NEEDS} cuDNN 9, but {found} was found; {extra('cudnn')}")
     return cudnn

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.cupy.device.packages import package
 from chains.support.communicator import communicator_in, handle_of
 
 _KEYS: list[int] = []  # the key that marks a communicator of MPI with one of NCCL's
@@ -38,8 +39,7 @@ def join(cupy: Any, comm: Any) -> None:
     for rank, (text, _) in enumerate(each):
         if text:
             raise ValueError(
-                f"`comm` needs NCCL on a GPU, which CuPy cannot load in process {rank}: {text}; pip install nvidia-nccl-cu12 "
-                "(or nvidia-nccl-cu13, by CuPy's CUDA version)"
+                f"`comm` needs NCCL on a GPU, which CuPy cannot load in process {rank}: {text}; {package('nvidia-nccl')}"
             )
     (shared, users), *_ = Counter(place for _, place in each).most_common(1)
     if users > 1:

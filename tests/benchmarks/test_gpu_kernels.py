@@ -1,0 +1,100 @@
+"""Kernels compiled beforehand: the texts that rows need, the file, and the names that CuPy's cache gives them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.gpu import kernels
+from benchmarks.gpu.rows import rows
+from tests.cupy.support import needs_nvrtc
+
+TEXTS = [f'{kernels.OURS}\n#endif\nextern "C" __global__ void none{k}() {{}}\n' for k in range(3)]
+CODES = [b"\x7fELF" + bytes([k]) * 50 for k in range(3)]
+
+
+def chosen(*names):
+    return [row for row in rows() if str(row) in names]
+
+
+def test_texts_are_those_of_the_rows():
+    """Of a row that fails, those before; a text that two rows need is noted once, for the first of them."""
+    said = []
+    some = chosen("ladder: network, one-kernel", "ladder: convolution, own", "ladder: convolution, cudnn")
+    found = kernels.texts_of([*some, *some], said.append)
+    assert [(str(row), list(found.values()).count(str(row))) for row in some] == [
+        ("ladder: network, one-kernel", 1), ("ladder: convolution, own", 1), ("ladder: convolution, cudnn", 0)
+    ]  # fmt: skip
+    assert all(text.startswith(kernels.OURS) for text in found)
+    assert "no cuDNN" in said[2]
+    kernels.texts_of(some, said.append, cudnn=True)
+    assert "until" not in said[-1]
+
+
+def test_the_most_important_texts_come_first():
+    found = {"double b": "correct: b", "float b": "correct: b", "double a": "lenet5: a", "float a": "lenet5: a"}
+    assert kernels.by_worth(found) == ["float a", "double a", "float b", "double b"]
+
+
+def test_the_file_has_all_of_it(tmp_path):
+    file = tmp_path / "kernels.tar.xz"
+    kernels.write(file, TEXTS, CODES, "90")
+    manifest, codes = kernels.read(file)
+    assert codes == dict(zip(TEXTS, CODES, strict=True))
+    assert manifest | {"nvrtc": None} == {"arch": "90", "nvrtc": None, "modules": 3}
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """CuPy as on a GPU of sm_90, up to the loading of modules: "loaded" lists their machine code."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    loaded = []
+
+    class Module(cupy.cuda.function.Module):
+        def load(self, code):
+            loaded.append(code)
+
+        def _set_mapping(self, mapping):
+            pass
+
+        def get_function(self, name):
+            return name
+
+    def module(code, options, backend):
+        made = lambda name: core.compile_with_cache(code, options, prepend_cupy_headers=False, backend=backend)  # noqa: E731
+        return SimpleNamespace(get_function=made)
+
+    monkeypatch.setattr(compiler, "_get_arch", lambda: "90")
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: (f"-arch=sm_{arch}", "cubin"))
+    monkeypatch.setattr(compiler, "_kernel_cache_backend", compiler._kernel_cache_backend)
+    monkeypatch.setattr(compiler, "function", SimpleNamespace(Module=Module))
+    monkeypatch.setattr(cupy, "RawModule", module)
+    monkeypatch.setattr(cupy, "loaded", loaded, raising=False)
+    monkeypatch.setattr(cupy.cuda, "Device", lambda: SimpleNamespace(compute_capability="90"))
+    return cupy
+
+
+@needs_nvrtc
+def test_cupy_finds_what_was_unpacked(cupy, tmp_path, monkeypatch):
+    """CuPy compiles nothing that was in the file, and the rest; both are counted."""
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    file, code = tmp_path / "kernels.tar.xz", kernels.compiled(TEXTS[0], "90")
+    kernels.write(file, TEXTS[:1], [code], "90")
+    assert kernels.unpack(file, tmp_path / "cache").startswith("1 modules of sm_90 are in CuPy's cache")
+    found = kernels.watch()
+    for text in TEXTS[:2]:
+        kernels.raw_module(cupy, text).get_function("none")
+    assert found == {"hit": 1, "miss": 1}
+    assert cupy.loaded[0] == code
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_kernels_for_another_gpu_are_left_out(cupy, tmp_path):
+    file = tmp_path / "kernels.tar.xz"
+    kernels.write(file, TEXTS, CODES, "80")
+    assert "they are for sm_80, and this GPU is of sm_90" in kernels.unpack(file, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
