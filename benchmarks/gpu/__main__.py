@@ -17,8 +17,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9.5, help="for all of it (%(default)s)")
     parser.add_argument("--data", type=Path, default=None, help="folder with mnist and cifar10 ($CHAINS_DATA)")
     parser.add_argument("--out", type=Path, help="folder of the results, written after every row; a later run continues there")
+    parser.add_argument("--kernels", type=Path, help="file of kernels that were compiled beforehand, by benchmarks.gpu.kernels")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--problems", nargs="+", metavar="PROBLEM", help=f"of {', '.join(KEYS)}; all by default")
     parser.add_argument("--ladder", action="store_true", help="single steps, each in a new process")
@@ -71,9 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: Any) -> int:
-    worker = (Here if options.rehearse else Worker)(setting)
+    start = Here if options.rehearse else Worker
+    cache = Path(tempfile.mkdtemp(prefix="chains-kernels-"))
+    os.environ["CUPY_CACHE_DIR"] = str(cache)
+    try:
+        return _in_cache(cache, start, chosen, setting, report, options)
+    finally:
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _in_cache(
+    cache: Path, start: Callable[..., Any], chosen: Sequence[Row], setting: Setting, report: Report, options: Any
+) -> int:
+    worker = start(setting)
     machine = worker(facts, FACTS_SECONDS)
+    if options.kernels is not None and "failed" not in machine:
+        from benchmarks.gpu.kernels import unpacking  # which imports the tests
+
+        unpacked = worker(partial(unpacking, options.kernels, cache), FACTS_SECONDS)
+        machine["kernels"] = unpacked.get("failed") or unpacked["note"]
     worker.end()
+    known = len(list(cache.iterdir()))
     if "failed" in machine:
         print(f"nothing was measured: {machine['failed']}")
         return 0
@@ -83,6 +105,7 @@ def _measured(chosen: Sequence[Row], setting: Setting, report: Report, options: 
     left = [row for row in chosen if options.again or not is_done(row, report)]
     Run(setting, report, options.minutes, *((Here, 1) if options.rehearse else ()))(left)
     print("", table(report.results), "", sep="\n")
+    print(f"kernels: {known} modules were there, {len(list(cache.iterdir())) - known} were compiled\n")
     for goal in report.goals:
         print(f"{goal['verdict']:15}{goal['goal']}: {goal['figure']}")
     checks = [result for result in report.results if result["problem"] == "correct"]

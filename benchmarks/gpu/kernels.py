@@ -32,7 +32,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.gpu import ladder
-from benchmarks.gpu.problems import Setting
+from benchmarks.gpu.problems import Result, Setting
 from benchmarks.gpu.rows import Row, rows
 from chains import backends
 from chains.backends.cupy import CupyBackend
@@ -190,6 +190,11 @@ def unpack(file: Path, folder: Path) -> str:
         fill(folder, {name(text): code for text, code in codes.items()})
     other = "" if version == manifest["nvrtc"] else f"; compiled by NVRTC {manifest['nvrtc']}, where CuPy has {version}"
     return f"{len(codes)} modules of sm_{arch} are in CuPy's cache{other}"
+
+
+def unpacking(file: Path, folder: Path, setting: Setting) -> Result:
+    """`unpack`, as a row of the benchmark."""
+    return {"note": unpack(file, folder)}
 
 
 def fill(folder: Path, codes: dict[str, bytes]) -> None:

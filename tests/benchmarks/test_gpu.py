@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import problems, running, training
+from benchmarks.gpu import correctness, problems, processors, running, training
+from benchmarks.gpu.calls import CALLS, check_call
 from benchmarks.gpu.goals import goals
 from benchmarks.gpu.ladder import STEPS
 from benchmarks.gpu.problems import PROBLEMS, NoGpuError, Setting, problem
@@ -42,9 +43,10 @@ def few(monkeypatch):
         "kernel-by-kernel,",
         "mnist_mlp: chains one-kernel",
     )
-    rare += tuple(f"float32, {k} of" for k in range(2, 13)) + tuple(f"ladder: {each}" for each in STEPS if each != "kernels")
-    chosen = [row for row in rows() if row.peer == "chains" and not any(text in str(row) for text in rare)]
-    monkeypatch.setattr(command, "rows", lambda: chosen)
+    rare += tuple(f"ladder: {each}" for each in STEPS if each != "kernels")
+    rare += tuple(f"call: {each}" for each in CALLS if each not in ("forward", "minimize, BFGS"))
+    chosen = [row for row in rows(tiny=True) if row.peer == "chains" and not any(text in str(row) for text in rare)]
+    monkeypatch.setattr(command, "rows", lambda tiny: chosen)
     monkeypatch.delenv("CHAINS_DATA", raising=False)
     monkeypatch.setenv("CUPY_CACHE_DIR", "")  # so that it is as before, after the test
     return chosen
@@ -53,10 +55,13 @@ def few(monkeypatch):
 @needs_compiler
 def test_a_rehearsal(few, capsys, tmp_path):
     """Every kind of row gives a figure; a second run finds all of it done."""
-    assert command.main(["--rehearse", "--folder", str(tmp_path)]) == 0
+    assert command.main(["--rehearse", "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "emulated by the processor: no figure means anything" in text
-    assert "correct: 3 of 3 parts" in text
+    checked = sum(row.problem == "correct" for row in few)
+    assert f"correct: {checked} of {checked} cases" in text
+    assert "kernels: 0 modules were there, 0 were compiled" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"results.json"}
     content = json.loads((tmp_path / "results.json").read_text())
     assert {(r["problem"], r["who"]) for r in content["results"]} == {(row.problem, row.who) for row in few}
     assert [r for r in content["results"] if "failed" in r] == []
@@ -69,10 +74,10 @@ def test_a_rehearsal(few, capsys, tmp_path):
     assert verdicts["device allocations in steady steps"] == "holds"
     assert verdicts["lenet5: accuracy"] == "not measured"
     assert all(goal["goal"] in text for goal in content["goals"])
-    command.main(["--plan", "--folder", str(tmp_path)])
+    command.main(["--plan", "--out", str(tmp_path)])
     planned = capsys.readouterr().out.splitlines()
     assert [text.split()[0] for text in planned[:-1]] == ["done"] * len(few)
-    assert command.main(["--rehearse", "--folder", str(tmp_path), "--problems", "correct"]) == 0
+    assert command.main(["--rehearse", "--out", str(tmp_path), "--problems", "correct"]) == 0
     assert "ladder" not in capsys.readouterr().out
 
 
@@ -111,6 +116,10 @@ def test_sizes_of_the_problems(monkeypatch):
         "lenet5": (44_426, 60_000, 2048, 290),
         "rosetta_cnn": (3_441_592, 50_000, 64, 781),
         "wide": (25_214_986, 1024, 1024, 50),
+        "matrix_exp_200": (756, 200, 200, 1000),
+        "matrix_exp_1": (756, 1, 1, 1000),
+        "gru": (68_302, 1280, 64, 20),
+        "ensemble": (105, 64, 64, 500),
     }
     for key in PROBLEMS:
         found = problem(key, Setting())
@@ -182,14 +191,98 @@ def test_what_a_row_began_ends_with_it(capfd):
         time.sleep(0.05)
 
 
-def test_untimed_rows_each_have_a_process():
-    chosen = [Row("ladder", str(k), "chains", works) for k in range(2)]
-    chosen += [Row("correct", str(k), "chains", f) for k, f in enumerate((works, fails))]
+def test_steps_of_the_ladder_each_have_a_process():
+    chosen = [Row("ladder", str(k), "chains", works, alone=True) for k in range(3)]
+    chosen += [Row("correct", str(k), "chains", f) for k, f in enumerate((works, fails, works))]
     report = Report({}, None)
-    run(chosen, report)
+    run(chosen, report, crew=1)
     values = [result["value"] for result in report.results if "value" in result]
-    assert len(set(values)) == len(values) == 3
+    assert len(set(values)) == 4  # and one for all cases
+    assert values[3] == values[4]
     assert report.find("correct", "1")["failed"] == "ValueError: of no use"
+
+
+def sticky(setting):
+    """A process in which an error of CUDA has happened refuses everything."""
+    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        raise RuntimeError("cudaErrorIllegalAddress in kernel_3")
+    os.environ["SPOILT"] = "1"
+    raise RuntimeError("cudaErrorIllegalAddress")
+
+
+def healthy(setting):
+    if "SPOILT" in os.environ:
+        raise RuntimeError("cudaErrorIllegalAddress, of an earlier case")
+    return {"value": 0.0, "holds": True}
+
+
+def test_a_case_that_spoils_its_process_spoils_no_other(tmp_path, monkeypatch):
+    """It is repeated alone, with launches that are waited for, and the report is kept."""
+    monkeypatch.setattr(running, "sanitized", lambda setting, case, seconds: f"sanitized {setting} {case}")
+    cases = ["healthy", "sticky", *(f"healthy {k}" for k in range(5)), "hangs", "ends", "healthy 9"]
+    found = {"sticky": sticky, "hangs": hangs, "ends": ends}
+    chosen = [
+        Row("correct", f"float32: {each}", "chains", found.get(each, healthy), limit=0.5 if each == "hangs" else 60.0)
+        for each in cases
+    ]
+    monkeypatch.setattr(running, "EXAMINING_SECONDS", 5.0)
+    report = Report({}, tmp_path / "results.json")
+    run(chosen, report, crew=1)
+    failed = {result["who"]: result["failed"] for result in report.results if "failed" in result}
+    assert failed == {
+        "float32: sticky": "RuntimeError: cudaErrorIllegalAddress",
+        "float32: hangs": "took longer than 0.5 s, and was ended",
+        "float32: ends": "the process ended with the code 3",
+    }
+    details = (tmp_path / "details.txt").read_text()
+    assert "cudaErrorIllegalAddress in kernel_3" in details
+    assert "sanitized float32 sticky" in details
+
+
+@needs_compiler
+def test_a_wrong_number_is_reported_with_its_place_and_its_kernel(monkeypatch):
+    def wrong(program, name, *given, run=correctness.run_program, **settings):
+        found = run(program, name, *given, **settings)
+        if name != "numpy":
+            found["g"] = found["g"].copy()
+            found["g"][3] += 1.0
+        return found
+
+    monkeypatch.setattr(correctness, "run_program", wrong)
+    result = correctness.check_case("float32", "Dense", TINY)
+    assert not result["holds"]
+    assert result["note"].count("1.weight[0] is") == 4
+    assert "(1 of 19 entries differ)" in result["note"]
+    assert "KERNEL" in result["details"]
+
+
+def test_a_sanitizer_that_is_missing(monkeypatch):
+    monkeypatch.setattr(correctness, "SANITIZER", ("no-such-tool",))
+    assert correctness.sanitized("float32", "Dense", 1.0) == ""
+
+
+@pytest.mark.few(3)
+@needs_compiler
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_give_the_same_results(name):
+    assert check_call(name, TINY)["holds"]
+
+
+def test_processors_are_measured_as_far_as_there_is_time(monkeypatch):
+    """Of a process that is ended, what it has printed is kept."""
+    script = "import json, time; print(json.dumps(['wide', {'chains': 2.0, 'PyTorch': 3.0}]), flush=True); time.sleep(%d)"
+    times = iter((0, 60))
+
+    def begun(threads, first, setting):
+        command = [sys.executable, "-c", script % next(times)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    monkeypatch.setattr(processors, "_begun", begun)
+    monkeypatch.setattr(processors, "LIMIT", 2.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    result = processors.measure(TINY)
+    assert result["tables"] == {"wide": {"1": {"chains": 2.0, "PyTorch": 3.0}, "2": {"chains": 2.0, "PyTorch": 3.0}}}
+    assert "1: 2 1.5  2: 2 1.5" in result["note"]
 
 
 def test_a_process_that_cannot_be_ended_is_left(monkeypatch):
@@ -204,7 +297,7 @@ def test_a_process_that_cannot_be_ended_is_left(monkeypatch):
 
         close = kill
 
-    worker = Worker(TINY, Stuck(), Stuck())
+    worker = Worker(TINY, {}, Stuck(), Stuck())
     worker.end()
     assert worker._process is None
 
@@ -231,17 +324,17 @@ def test_libraries_that_are_missing_are_tried_once():
 
 
 def test_a_second_run_continues_the_first(tmp_path):
-    """It leaves what is done, and repeats what failed or had no time, of cases the wrong ones alone."""
+    """It leaves what is done, and repeats what failed, was wrong or had no time."""
     asked = []
 
-    def cases(setting, only=()):
-        asked.append(only)
-        return {"holds": bool(only), "value": 0.0} | ({} if only else {"wrong": {"Dense": "an error", "Conv": "another"}})
+    def case(setting):
+        asked.append("case")
+        return {"holds": len(asked) > 2, "value": 0.0}
 
     chosen = [
         Row("matrix_exp", "works", "chains", lambda setting: asked.append("work") or {"value": 1.0}),
         Row("wide", "fails", "chains", fails),
-        Row("correct", "cases", "chains", cases),
+        Row("correct", "case", "chains", case),
         Row("wide", "late", "chains", works),
     ]
     path = tmp_path / "results.json"
@@ -252,7 +345,7 @@ def test_a_second_run_continues_the_first(tmp_path):
     assert again.find("wide", "late")["failed"] == LATE
     assert [each.startswith("    done") for each in plan(chosen, again, 1.0)] == [True, False, False, False, False]
     run([row for row in chosen if not is_done(row, again)], again, start=Here)
-    assert asked == ["work", (), ("Dense", "Conv")]
+    assert asked == ["work", "case", "case"]
     assert [is_done(row, Report({}, path)) for row in chosen] == [True, False, True, True]
     assert len(json.loads(path.read_text())["results"]) == 4
 
@@ -263,7 +356,12 @@ def test_the_plan_marks_rows_without_time():
     starts = [float(line.split("s")[0]) for line in lines]
     assert all(("no time" in line) == (start >= 570) for line, start in zip(lines[:-1], starts[:-1], strict=True))
     timely = {line[18:] for line in lines if "no time" not in line}
-    assert {"wide: chains tf32", "overlap: chains data streamed, width 64", "rosetta_cnn: PyTorch channels-last tf32"} <= timely
+    assert {
+        "wide: chains tf32",
+        "rosetta_cnn: PyTorch channels-last tf32",
+        "correct: float32: Dense",
+        "matrix_exp: JAX scan float32",
+    } <= timely
 
 
 def test_rows_without_time_are_reported(monkeypatch):

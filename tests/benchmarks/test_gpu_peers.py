@@ -46,10 +46,10 @@ def test_jax_ends_where_we_do(small, monkeypatch):
     before = jax.config.jax_default_matmul_precision
     ours = [training.measure(key, "float32", TINY)["loss"] for key in ("wide", "matrix_exp")]
     try:
-        found = [jax_peer.measure(key, "float32", TINY)["loss"] for key in ("wide", "matrix_exp")]
+        found = [jax_peer.measure(key, "float32", 0, TINY)["loss"] for key in ("wide", "matrix_exp")]
         assert found == pytest.approx(ours, rel=1e-4)
-        assert np.isfinite(jax_peer.measure("lenet5", "tf32", TINY)["loss"])
+        assert np.isfinite(jax_peer.measure("lenet5", "tf32", 0, TINY)["loss"])
         with pytest.raises(NoGpuError, match="JAX is installed for 'cpu' alone"):
-            jax_peer.measure("wide", "float32", Setting())
+            jax_peer.measure("wide", "float32", 0, Setting())
     finally:
         jax.config.update("jax_default_matmul_precision", before)
