@@ -365,6 +365,7 @@ def test_the_benchmark_measures_both_ways(device, monkeypatch):
 @pytest.mark.gpu
 @on_gpu
 @needs_cudnn
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("tune", [False, True])
 @pytest.mark.parametrize("case", [case for case in CASES if "Conv" in str(case)], ids=str)
