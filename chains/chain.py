@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy, named
 from chains.backends import backend as find_backend
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
@@ -46,8 +46,9 @@ class Chain(Series):
         The layers, each of which takes the output of the one before.
     input_shape : tuple of int, optional
         The shape of one sample, without the batch; needed if the first layer does not fix it.
-    backend : str or backends.Cupy
-        "auto", "native", "numpy" or "cupy"; or a `backends.Cupy` with the settings of the last.
+    backend : str, backends.Cupy or backends.Backend
+        "auto", "native", "numpy" or "cupy"; a `backends.Cupy` with the settings of the last; a library and its device, such as
+        "torch:cuda"; the name of a registered backend; or a backend itself.
 
     Raises
     ------
@@ -61,7 +62,7 @@ class Chain(Series):
     >>> y = net(x, p)  # x: (batch, 784), y: (batch, 10)
     """
 
-    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str | Cupy = "auto") -> None:
+    def __init__(self, *layers: Layer, input_shape: SampleShape | None = None, backend: str | Cupy | Backend = "auto") -> None:
         super().__init__(*layers)
         self._given_shape = None if input_shape is None else check_shape("input_shape", input_shape)
         self._input_shape = super().fixed_input() if self._given_shape is None else self._given_shape
@@ -802,7 +803,8 @@ class Chain(Series):
     # Copies
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_network", "_stepping")}
+        kept = {name: value for name, value in super().__getstate__().items() if name not in ("_network", "_stepping")}
+        return kept | {"backend": named(self.backend)}  # a registered backend is found again by its name
 
 
 def layer_at(net: Chain, at: Any) -> Layer:

@@ -21,7 +21,7 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("chains"), derandomize=False)
 settings.load_profile("chains")
-emulated.register(backends._BACKENDS)
+emulated.register(backends.registry._BACKENDS)
 
 
 @pytest.fixture(autouse=True)

@@ -123,10 +123,10 @@ class Problem:
         return _net(self.case, name)(at.x, at.p.astype(dtype), state=at.state.astype(dtype), mode=mode, seed=3)
 
 
-_nets: dict[tuple[str, str], chains.Chain] = {}
+_nets: dict[tuple[str, Any], chains.Chain] = {}
 
 
-def _net(case: Case, name: str) -> chains.Chain:
+def _net(case: Case, name: Any) -> chains.Chain:
     """One network a case and backend, so that programs are recorded once."""
     if (case.name, name) not in _nets:
         _nets[case.name, name] = case.net(name)

@@ -43,7 +43,7 @@ def emulated_gpu() -> Any:
     """The emulated GPU, as a place of arrays; None where there is no C compiler."""
     if emulated.COMPILER is None:
         return None
-    emulated.register(backends._BACKENDS)
+    emulated.register(backends.registry._BACKENDS)
     return backends.backend("emulated").on_device.device
 
 

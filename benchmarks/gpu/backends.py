@@ -42,10 +42,10 @@ def device_of(name: str, setting: Setting) -> Device:
     if setting.tiny:
         from tests.cupy import emulated
 
-        emulated.register(backends._BACKENDS)
+        emulated.register(backends.registry._BACKENDS)
     else:
         for each, fused in FUSED.items():
-            backends._BACKENDS.setdefault(f"cupy-{each}", partial(_either_way, fused))
+            backends.registry._BACKENDS.setdefault(f"cupy-{each}", partial(_either_way, fused))
     return backends.backend(backend_name(name, setting)).on_device.device  # type: ignore[attr-defined]
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.gpu import ladder
 from benchmarks.gpu.problems import Result, Setting
 from benchmarks.gpu.rows import Row, rows
-from chains import backends
+from chains.backends import registry
 from chains.backends.cupy import CupyBackend
 from chains.backends.cupy.device.cuda import raw_module
 from chains.backends.cupy.device.interface import Gemm, Work
@@ -99,11 +99,11 @@ def noting(note: Callable[[str], None], cudnn: bool) -> Iterator[None]:
         memory.add_memory(backend.on_device.device, backend.on_device)
         return backend
 
-    known = {"cupy": made, **{name: backends._BACKENDS[name] for name in ("auto", "native", "numpy")}}
+    known = {"cupy": made, **{name: registry._BACKENDS[name] for name in ("auto", "native", "numpy")}}
     with (
-        mock.patch.object(backends, "_cupy", made),
-        mock.patch.object(backends, "_BACKENDS", known),
-        mock.patch.object(backends, "_loaded", {}),
+        mock.patch.object(registry, "_cupy", made),
+        mock.patch.object(registry, "_BACKENDS", known),
+        mock.patch.object(registry, "_loaded", {}),
         mock.patch.object(memory, "_OTHERS", []),
         mock.patch.object(memory, "_PROMISED", {}),
         mock.patch.object(harness, "_nets", {}),  # networks know their backends

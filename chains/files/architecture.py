@@ -17,7 +17,7 @@ import numpy as np
 
 from chains import layers, models
 from chains.activations import ACTIVATIONS, Activation, Elu, LeakyRelu, resolve
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.expr.formulas import Formula, Instruction, Replay, traced
 from chains.expr.scalar import OPERATIONS
@@ -57,7 +57,7 @@ def described(net: Chain) -> dict[str, Any]:
     return _layer(net)
 
 
-def built(description: Any, backend: str | Cupy = "auto") -> Chain:
+def built(description: Any, backend: str | Cupy | Backend = "auto") -> Chain:
     """The network of a description on a backend. Raises ValueError, saying why, for none, and for one with custom layers."""
     try:
         net = _built(description)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.backends import backend as find_backend
 from chains.chain import Chain
 from chains.files.architecture import built, described
@@ -70,7 +70,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
 
 
 def load(
-    path: str | os.PathLike[str], *, net: Chain | None = None, backend: str | Cupy = "auto"
+    path: str | os.PathLike[str], *, net: Chain | None = None, backend: str | Cupy | Backend = "auto"
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """Read a network and its parameters from a file that `save` has written.
 
@@ -84,8 +84,8 @@ def load(
         The network that the parameters are of, for files of networks with custom layers, and for files of safetensors from
         elsewhere. The arrays in the file must have the names and shapes of its parameters and state, and the parameters the
         bounds with which they were saved.
-    backend : str or backends.Cupy
-        The backend of a network that is made from the file.
+    backend : str, backends.Cupy or backends.Backend
+        The backend of a network that is made from the file, as of a `Chain`.
 
     Returns
     -------
@@ -130,7 +130,7 @@ def _bounds(net: Chain) -> dict[str, list[float | None]]:
     return {entry.name: [entry.bounds.low, entry.bounds.high] for entry in net.layout if entry.bounds is not None}
 
 
-def _network(texts: dict[str, str], backend: str | Cupy) -> Chain:
+def _network(texts: dict[str, str], backend: str | Cupy | Backend) -> Chain:
     if "network" not in texts or not texts.get("format", "").startswith("chains "):
         raise ValueError("it holds arrays, but no network of chains: pass the network as `net`")
     if texts["format"] != FORMAT:

@@ -9,7 +9,7 @@ import numpy as np
 
 from chains import layers
 from chains.activations import elu, leaky_relu
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled
 from chains.support.messages import shown
@@ -20,7 +20,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def from_keras(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
+def from_keras(model: Any, *, backend: str | Cupy | Backend = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a Sequential model of Keras.
 
     Parameters

@@ -12,7 +12,7 @@ import numpy as np
 from chains import layers
 from chains.activations import ACTIVATIONS, Elu, LeakyRelu, resolve
 from chains.activations import activation as custom_activation
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.expr.formulas import FUNCTIONS, trace
 from chains.interop.parts import Part, assembled, joined, needed
@@ -27,7 +27,7 @@ CELLS: dict[str, type[layers.Cell]] = {"RNN": layers.RNNCell, "LSTM": layers.LST
 SCALAR = {operator: FUNCTIONS[name] for name, operator in OPERATIONS.items()}
 
 
-def from_onnx(model: Any, *, backend: str | Cupy = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
+def from_onnx(model: Any, *, backend: str | Cupy | Backend = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of an ONNX model.
 
     Parameters

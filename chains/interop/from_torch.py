@@ -12,7 +12,7 @@ import numpy as np
 
 from chains import layers
 from chains.activations import Activation, Elu, LeakyRelu
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.to_torch import NAMES, own_modules
@@ -24,7 +24,7 @@ ACTIVATIONS = {module: name for name, module in NAMES.items()}
 
 
 def from_torch(
-    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy = "auto"
+    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy | Backend = "auto"
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a module of PyTorch.
 

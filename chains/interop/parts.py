@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.activations import identity
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
@@ -63,7 +63,7 @@ def joined(parts: list[Part]) -> list[Part]:
 
 
 def assembled(
-    parts: list[Part], input_shape: SampleShape | None, backend: str | Cupy, dtype: Any
+    parts: list[Part], input_shape: SampleShape | None, backend: str | Cupy | Backend, dtype: Any
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """The network of these parts, its parameters and its state. Raises ValueError if an array does not fit."""
     parts = joined(parts)

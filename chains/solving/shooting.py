@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy
 from chains.chain import Chain
 from chains.layers.ode import ODE
 from chains.layers.ode.shooting import Shooting
@@ -80,7 +80,7 @@ class MultipleShooting:
 
     def __init__(
         self, ode: ODE, observed: Any, segments: int, *, given: Any = None, starts: Any = None,
-        backend: str | Cupy = "auto",
+        backend: str | Cupy | Backend = "auto",
     ) -> None:  # fmt: skip
         check_is("ode", ode, ODE, "an `ODE`, such as ODE(rhs, times)")
         if isinstance(ode.times, int):

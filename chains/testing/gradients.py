@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from chains.backends import registered
 from chains.chain import Chain
 from chains.layers.base import Layer
 from chains.layers.dense import Dense
@@ -156,7 +157,7 @@ def check_gradients(
         If the layer cannot be recorded (it does not fill a result, or writes to `x`), and for invalid arguments.
     """
     net, seed = _network(network, input_shape), arguments.check_seed(seed)
-    names = named_backends(backends, ("numpy", "native", "cupy"))
+    names = named_backends(backends, ("numpy", "native", "cupy", *registered()))
     size = max(check_count("batch", batch), network_of(net).declaration.most_demanding.smallest_batch)
     worst = {"g": 0.0, "dx": 0.0}
     for mode in ("eval", "train"):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from chains.backends import Cupy
+from chains.backends import Backend, Cupy, registered
 from chains.backends import backend as find_backend
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
@@ -16,8 +16,8 @@ from chains.support.messages import shown
 
 
 def usable_backends() -> tuple[str, ...]:
-    """The names of the backends that can be used on this computer."""
-    return tuple(_usable(("numpy", "native", "cupy")))
+    """The names of the backends that can be used on this computer, registered ones included."""
+    return tuple(_usable(("numpy", "native", "cupy", *registered())))
 
 
 def named_backends(names: Sequence[str] | None, by_default: Sequence[str]) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def _usable(names: Sequence[str]) -> Iterator[str]:
 
 
 def run_program(
-    program: Program, name: str, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
+    program: Program, name: str | Backend, batch: int, arrays: Mapping[str, np.ndarray], fill: int = 0, runs: int = 1
 ) -> dict[str, np.ndarray]:
     """Run a program on arrays. Outputs hold NaN beforehand.
 
@@ -47,7 +47,7 @@ def run_program(
     ----------
     program : Program
         The program.
-    name : str
+    name : str or Backend
         The backend.
     batch : int
         The number of samples.
@@ -86,14 +86,14 @@ def filled(nbytes: int, fill: int) -> np.ndarray:
     return block[start : start + nbytes]
 
 
-def listing(program: Program, backend: str | Cupy = "auto", *, passes: bool = False, batch: int | None = None) -> str:
+def listing(program: Program, backend: str | Cupy | Backend = "auto", *, passes: bool = False, batch: int | None = None) -> str:
     """A program as a backend runs it; for "native" the operations, LLVM's code and the machine code.
 
     Parameters
     ----------
     program : Program
         The result of `Chain.program`.
-    backend : str or backends.Cupy
+    backend : str, backends.Cupy or backends.Backend
         As of a `Chain`, such as ``net.backend``.
     passes : bool
         Whether to show the program after each pass of the backend, under the name of the pass. Backends other than

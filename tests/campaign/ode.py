@@ -130,7 +130,7 @@ def attempt(seed: int, number: int) -> str:
     repeated = drawn.net("numpy", drawn.every)
     compare(results(repeated, p, first), right, tolerance, f"{drawn}: NumPy, checkpoints")
     threads, simd = int(rng.integers(1, 3)), rng.choice(INSTRUCTIONS).item()
-    backends._BACKENDS["drawn"] = partial(NativeBackend, threads=threads, simd=simd)
+    backends.registry._BACKENDS["drawn"] = partial(NativeBackend, threads=threads, simd=simd)
     net, what = drawn.net("drawn", drawn.every), f"{drawn}: native, {simd}, {threads} threads, batch {batch}"
     found = results(net, p, first)
     compare(found, right, tolerance, what)

@@ -51,10 +51,10 @@ def attempt(seed: int, number: int) -> str:
     with (
         mock.patch.object(choosing, "suits", whole),
         mock.patch.multiple(tiling_policy, **share),
-        mock.patch.dict(backends._BACKENDS, watched=watched.WatchedBackend),
-        mock.patch.dict(backends._loaded, watched=watched.WatchedBackend(**settings)),
+        mock.patch.dict(backends.registry._BACKENDS, watched=watched.WatchedBackend),
+        mock.patch.dict(backends.registry._loaded, watched=watched.WatchedBackend(**settings)),
     ):
-        device = backends._loaded["watched"].on_device.device  # type: ignore[attr-defined]
+        device = backends.registry._loaded["watched"].on_device.device  # type: ignore[attr-defined]
         case, dtype = CASES[int(rng.integers(len(CASES)))], (np.float32, np.float64)[int(rng.integers(2))]
         done = (_trained, _trained_vector, _program, _program, _program, _program)[int(rng.integers(6))]
         try:

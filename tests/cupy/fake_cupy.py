@@ -429,7 +429,9 @@ def install(monkeypatch: Any, cudnn: bool = False) -> FakeCupy:
     monkeypatch.setattr(cublas, "loaded", lambda name: library)
     monkeypatch.setattr(cudnn_module, "load_for_cudnn", lambda: None)
     monkeypatch.setattr(
-        backends, "_loaded", {name: each for name, each in backends._loaded.items() if name in ("auto", "native", "numpy")}
+        backends.registry,
+        "_loaded",
+        {name: each for name, each in backends.registry._loaded.items() if name in ("auto", "native", "numpy")},
     )
     monkeypatch.setattr(places, "_OTHERS", [])
     library = Library(MODULE)

@@ -52,11 +52,11 @@ def device(request, monkeypatch):
         pytest.skip("no C compiler on this computer")
     settings = getattr(request, "param", Cupy())
     monkeypatch.setitem(
-        backends._BACKENDS, "emulated-cudnn", partial(emulated.EmulatedBackend, "emulated-cudnn", False, settings)
+        backends.registry._BACKENDS, "emulated-cudnn", partial(emulated.EmulatedBackend, "emulated-cudnn", False, settings)
     )
-    monkeypatch.delitem(backends._loaded, "emulated-cudnn", raising=False)
+    monkeypatch.delitem(backends.registry._loaded, "emulated-cudnn", raising=False)
     yield backend("emulated-cudnn").on_device.device
-    backends._loaded.pop("emulated-cudnn", None)
+    backends.registry._loaded.pop("emulated-cudnn", None)
 
 
 def image_net(name="numpy"):
@@ -373,8 +373,8 @@ def test_the_benchmark_measures_both_ways(device, monkeypatch):
 def test_convolutions_on_the_gpu(case, tune, dtype, monkeypatch):
     """Gradients equal NumPy's, twice the same bits, eagerly and as a graph."""
     runner = backend(Cupy(convolutions="cudnn", tune=tune))
-    monkeypatch.setitem(backends._BACKENDS, "cudnn", lambda: runner)
-    monkeypatch.setitem(backends._loaded, "cudnn", runner)
+    monkeypatch.setitem(backends.registry._BACKENDS, "cudnn", lambda: runner)
+    monkeypatch.setitem(backends.registry._loaded, "cudnn", runner)
     program, problem = gradient_program(case, dtype), case.problem(70)
     arrays = arrays_of(problem)
     wanted = run_program(program, "numpy", 70, arrays)

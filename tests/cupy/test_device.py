@@ -166,8 +166,8 @@ def test_what_cannot_be_captured_goes_on_command_by_command(fused, monkeypatch):
     """A call, and training: the same numbers, one warning with the whole traceback for each list of commands."""
     x, t = data(30)
     made = emulated.EmulatedBackend("fresh", fused=fused)
-    monkeypatch.setitem(backends._BACKENDS, "fresh", lambda: made)
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setitem(backends.registry._BACKENDS, "fresh", lambda: made)
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     nets = {name: Chain(Dense(3, 8, tanh), Dense(8, 4), backend=name) for name in ("numpy", "fresh")}
     device = made.on_device.device
 
@@ -264,7 +264,7 @@ def fake_cupy(driver, built, count=None):
 )
 def test_without_a_gpu_a_sentence_says_why(monkeypatch, module, sentence):
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     with pytest.raises(ValueError, match=sentence):
         usable_cupy()
     for name in ("cupy", Cupy("tf32")):
@@ -296,7 +296,7 @@ def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
     from benchmarks.gpu import __main__ as script
 
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     monkeypatch.setattr(script, "Worker", script.Here)
     assert script.main([]) == 0
     assert capsys.readouterr().out.startswith("nothing was measured: `backend` (='cupy') needs CuPy")

@@ -42,7 +42,7 @@ SHARED_OUT = {  # how a batch is shared out, by the constants of `shares`
 def shared_out(request, monkeypatch):
     for name, value in SHARED_OUT[request.param].items():
         monkeypatch.setattr(shares, name, value)
-    monkeypatch.setattr(backends, "_loaded", {})  # what was compiled before was shared out otherwise
+    monkeypatch.setattr(backends.registry, "_loaded", {})  # what was compiled before was shared out otherwise
     return request.param
 
 
@@ -96,7 +96,7 @@ def test_steps_of_many_blocks(monkeypatch):
     program = net.program(loss, CLIPPED["Adam-clipped"], penalty=chains.L2Penalty(0.1), target_shape=())
     made = fused_program(program, tiling_of(program, 31), SHARED_BYTES["sm_90"])
     assert len(made.commands) > 2
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     x, t = np.random.default_rng(1).normal(size=(31, 5)), np.arange(31) % 3
     p = {name: net.init(dtype=np.float64) for name in ("numpy", "one-kernel", "one-kernel-backwards")}
     for name in p:
@@ -281,8 +281,8 @@ def test_more_blocks_than_samples_are_not_asked_for(monkeypatch):
 def test_both_ways_on_the_gpu(case, dtype, switch, monkeypatch):
     from chains.backends.cupy.device.cuda import CudaDevice
 
-    monkeypatch.setitem(backends._loaded, "way", CupyBackend(CudaDevice(), switch))
-    monkeypatch.setitem(backends._BACKENDS, "way", CupyBackend)
+    monkeypatch.setitem(backends.registry._loaded, "way", CupyBackend(CudaDevice(), switch))
+    monkeypatch.setitem(backends.registry._BACKENDS, "way", CupyBackend)
     program, arrays = gradient_program(case, dtype), arrays_of(case.problem(70))
     wanted, found, again = (
         run_program(program, name, 70, arrays, runs=n) for name, n in (("numpy", 1), ("way", 1), ("way", 3))

@@ -44,7 +44,7 @@ def test_gradients_are_numpys(case, blocks, monkeypatch):
     if blocks > 1:
         monkeypatch.setattr(shares, "MAX_ONE_BLOCK_OPERATIONS", 0)
         monkeypatch.setattr(shares, "MIN_BLOCK_SAMPLES", 3)
-        monkeypatch.setattr(backends, "_loaded", {})
+        monkeypatch.setattr(backends.registry, "_loaded", {})
     program, arrays = gradient_program(case, np.float64), arrays_of(case.problem(7))
     wanted, found, backwards = (run_program(program, name, 7, arrays) for name in ("numpy", *NAMES))
     assert_same_bits(found, backwards)
@@ -75,8 +75,8 @@ def test_threads_meet_where_steps_depend(monkeypatch):
 
     def run():
         made = watched.WatchedBackend(fused=True)
-        monkeypatch.setitem(backends._BACKENDS, "watched", lambda: made)
-        monkeypatch.setitem(backends._loaded, "watched", made)
+        monkeypatch.setitem(backends.registry._BACKENDS, "watched", lambda: made)
+        monkeypatch.setitem(backends.registry._loaded, "watched", made)
         run_program(program, "watched", 3, arrays)
         made.on_device.device.finish()
 

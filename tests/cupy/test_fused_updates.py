@@ -38,7 +38,7 @@ def test_the_bits_are_those_of_two_passes(way, monkeypatch):
     for name in ("numpy", "one-kernel", "one-kernel-backwards", "two passes"):
         if name == "two passes":
             monkeypatch.setattr(module, "in_one_pass", list)
-            monkeypatch.setattr(backends, "_loaded", {})
+            monkeypatch.setattr(backends.registry, "_loaded", {})
         net = Chain(*LAYERS, backend="one-kernel" if name == "two passes" else name)
         found[name] = net.init(seed=1)
         train(net, found[name], x, t, SquaredLoss(), optimizer, epochs=1, batch_size=8, seed=2, penalty=penalty)

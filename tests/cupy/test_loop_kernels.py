@@ -37,7 +37,7 @@ def kernels(monkeypatch):
     made, launch = [], LoopKernel.launch
     monkeypatch.setattr(policy, "MAX_BLOCKS", 2)
     monkeypatch.setattr(choosing, "suits", lambda program: False)
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     monkeypatch.setattr(LoopKernel, "launch", lambda self, source: made.append(self) or launch(self, source))
     return made
 
@@ -94,8 +94,8 @@ def test_memory_is_used_as_it_may_be(kernels, monkeypatch):
     """By two blocks with two tiles each, the last of which has fewer samples."""
     made = watched.WatchedBackend(fused=True)
     made.on_device.device.shared_bytes = 480
-    monkeypatch.setitem(backends._BACKENDS, "watched", lambda: made)
-    monkeypatch.setitem(backends._loaded, "watched", made)
+    monkeypatch.setitem(backends.registry._BACKENDS, "watched", lambda: made)
+    monkeypatch.setitem(backends.registry._loaded, "watched", made)
     net = Chain(LSTM(3, 4), Dense(4, 2), input_shape=(3, 3), backend="watched")
     net.value_and_grad(net.init(seed=0), np.ones((7, 3, 3)), np.ones((7, 2)), MSELoss())
     made.on_device.device.finish()

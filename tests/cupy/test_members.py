@@ -40,7 +40,7 @@ def test_scratch_that_does_not_fit_on_the_chip_is_separate(together, monkeypatch
     """A tile of all samples takes more shared memory than there is, and each member has scratch in the GPU's memory."""
     results = []
     for room in (227 << 10, 3072):
-        monkeypatch.setattr(backends, "_loaded", {})
+        monkeypatch.setattr(backends.registry, "_loaded", {})
         backend("one-kernel").on_device.device.shared_bytes = room
         net = Chain(Dense(3, 40, tanh), Dense(40, 2), backend="one-kernel")
         P, x, t = net.init_many(4), OWN["x"].reshape(-1, 3), OWN["t"].reshape(-1, 2)

@@ -65,10 +65,10 @@ def convolver(request, monkeypatch):
     if emulated.COMPILER is None:
         pytest.skip("no C compiler on this computer")
     settings = Cupy(convolutions=request.param)
-    monkeypatch.setitem(backends._BACKENDS, NAME, partial(emulated.EmulatedBackend, NAME, False, settings))
-    monkeypatch.delitem(backends._loaded, NAME, raising=False)
+    monkeypatch.setitem(backends.registry._BACKENDS, NAME, partial(emulated.EmulatedBackend, NAME, False, settings))
+    monkeypatch.delitem(backends.registry._loaded, NAME, raising=False)
     yield request.param
-    backends._loaded.pop(NAME, None)
+    backends.registry._loaded.pop(NAME, None)
 
 
 def separately(operations):
@@ -92,7 +92,7 @@ def test_numbers_are_those_of_separate_kernels(name, samples, convolver, monkeyp
     found, poisoned = (run_program(program, NAME, samples, arrays, fill, runs=3) for fill in (0, 255))
     assert_same_bits(found, poisoned)
     monkeypatch.setattr(compiler, "with_pool_runs", separately)
-    backends._loaded.pop(NAME)
+    backends.registry._loaded.pop(NAME)
     apart = run_program(program, NAME, samples, arrays)
     weights = np.concatenate([np.full(each.stop - each.start, "bias" not in each.name) for each in net.layout])
     for key in wanted:

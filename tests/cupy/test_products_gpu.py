@@ -27,8 +27,8 @@ NETS = {
 @pytest.mark.parametrize("net", NETS.values(), ids=NETS)
 def test_networks_on_the_gpu(net, settings, monkeypatch):
     """Near NumPy's results by the error of the factors; twice the same bits, eagerly and as a graph."""
-    monkeypatch.setitem(backends._BACKENDS, "settings", lambda: backends.backend(settings))
-    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setitem(backends.registry._BACKENDS, "settings", lambda: backends.backend(settings))
+    monkeypatch.setattr(backends.registry, "_loaded", {})
     rng = np.random.default_rng(0)
     program = record.gradient(network_of(net), record.Criterion(SquaredLoss(), net.output_shape), np.float32, True)
     arrays = {"p": rng.normal(0.0, 0.5, net.n_params), "x": rng.normal(size=(20, *net.input_shape))}

@@ -63,7 +63,7 @@ def test_bad_settings(settings, error, sentence):
 
 
 def test_there_is_one_name():
-    assert [name for name in backends._BACKENDS if name.startswith("cupy") and "kernel" not in name] == ["cupy"]
+    assert [name for name in backends.registry._BACKENDS if name.startswith("cupy") and "kernel" not in name] == ["cupy"]
     for name in ("cupy-tf32", "cupy-bf16-activations-timed", "cupy-serial", Cupy):
         with pytest.raises(ValueError, match=r"unknown `backend` .* such as backend=chains.backends.Cupy\(precision='tf32'\)"):
             Chain(Dense(3, 2), backend=name)

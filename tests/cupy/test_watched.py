@@ -50,8 +50,8 @@ def gpu(monkeypatch):
 
     def make(**settings):
         made.append(watched.WatchedBackend(**settings))
-        monkeypatch.setitem(backends._BACKENDS, "watched", watched.WatchedBackend)
-        monkeypatch.setitem(backends._loaded, "watched", made[-1])
+        monkeypatch.setitem(backends.registry._BACKENDS, "watched", watched.WatchedBackend)
+        monkeypatch.setitem(backends.registry._loaded, "watched", made[-1])
         monkeypatch.setattr(places, "_OTHERS", [(made[-1].on_device.device, made[-1].on_device)])
         return made[-1].on_device.device
 

@@ -231,7 +231,7 @@ def test_another_signature_is_told_apart():
 
 
 def test_names_in_quotes():
-    own = {name for name in backends._BACKENDS if "kernel" not in name}  # the benchmark adds some of its own
+    own = {name for name in backends.registry._BACKENDS if "kernel" not in name}  # the benchmark adds some of its own
     real = {name for name in own if name.startswith(("auto", "native", "numpy", "cupy"))}
     for name in [*ACTIVATIONS, *INITIALIZERS, *real]:
         assert f'"{name}"' in PAGE

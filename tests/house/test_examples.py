@@ -236,7 +236,9 @@ def test_rosetta_cnn(tmp_path, capsys, monkeypatch):
 def no_gpu(monkeypatch):
     """A computer without CuPy."""
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr(backends, "_loaded", {name: made for name, made in backends._loaded.items() if "cupy" not in name})
+    monkeypatch.setattr(
+        backends.registry, "_loaded", {name: made for name, made in backends.registry._loaded.items() if "cupy" not in name}
+    )
 
 
 def table(text: str) -> dict[str, str]:
@@ -293,7 +295,7 @@ def emulated_gpu(monkeypatch):
         pytest.skip("no C compiler on this computer")
     runner = backends.backend("emulated")
     for name in ("cupy", Cupy("tf32")):
-        monkeypatch.setitem(backends._loaded, name, runner)
+        monkeypatch.setitem(backends.registry._loaded, name, runner)
     monkeypatch.setattr(runner.on_device.device, "name", "cuda")
     runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": f"GPU number {number}".encode()})
     cuda = types.SimpleNamespace(runtime=runtime, Device=lambda: types.SimpleNamespace(id=3))

@@ -128,7 +128,7 @@ def late_imports(path: Path) -> list[str]:
 
 # Whose backends need packages that may be missing; and who loads what writes assembly, which is seldom needed.
 OPTIONAL = {
-    "backends/__init__.py",
+    "backends/registry.py",
     "backends/auto.py",
     "backends/native/compiled.py",
     "exporting/export.py",

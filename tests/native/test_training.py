@@ -89,7 +89,7 @@ def test_data_with_gaps():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_training_gives_the_same_bits(threads, eager, monkeypatch):
-    monkeypatch.setattr("chains.backends._loaded", {"native": native(threads)})
+    monkeypatch.setattr("chains.backends.registry._loaded", {"native": native(threads)})
     runs = [run_training("native", "float32", Adam(0.01), batch_size=70)[0].tobytes() for _ in range(4)]
     assert len(set(runs)) == 1
 
@@ -98,7 +98,7 @@ def test_training_gives_the_same_bits(threads, eager, monkeypatch):
 def test_training_on_threads_equals_one(threads, eager, monkeypatch):
     results = []
     for count in (1, threads):
-        monkeypatch.setattr("chains.backends._loaded", {"native": native(count)})
+        monkeypatch.setattr("chains.backends.registry._loaded", {"native": native(count)})
         results.append(run_training("native", "float64", Adam(0.01), x=np.ones((500, 5)), t=np.zeros((500, 3)), batch_size=150))
     assert_close(results[1][0], results[0][0], 1e-10)
     assert_close(results[1][1].loss, results[0][1].loss, 1e-10)

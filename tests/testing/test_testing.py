@@ -98,7 +98,7 @@ def test_a_backend_that_differs_is_found(monkeypatch):
             binding.calls.append(lambda: [np.multiply(a, 1.01, out=a) for n, a in binding.arrays.items() if n in ("y", "dx")])
             return binding
 
-    monkeypatch.setitem(chains.backends._BACKENDS, "wrong", Wrong)
+    monkeypatch.setitem(chains.backends.registry._BACKENDS, "wrong", Wrong)
     with pytest.raises(AssertionError, match="on the backend 'wrong'"):
         check_gradients(Double(), (3,), backends=["numpy", "wrong"])
 

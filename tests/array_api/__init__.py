@@ -1,0 +1,1 @@
+"""The backend for array libraries."""

@@ -1,0 +1,1 @@
+"""Backends from elsewhere: the door, and the conformance test."""
