@@ -18,14 +18,12 @@ PRECISIONS = ("float32", "tf32")
 SETTINGS: dict[str, str | Cupy] = {
     "float32": "cupy",
     "tf32": Cupy("tf32"),
-    "own": Cupy(convolutions="own"),
+    "tuned": Cupy(convolutions="cudnn", tune=True),
+    "tf32-tuned": Cupy("tf32", "cudnn", tune=True),
     "cudnn": Cupy(convolutions="cudnn"),
-    "cudnn-tuned": Cupy(convolutions="cudnn", tune=True),
-    "tf32-own": Cupy("tf32", "own"),
     "tf32-cudnn": Cupy("tf32", "cudnn"),
-    "tf32-cudnn-tuned": Cupy("tf32", "cudnn", tune=True),
 }
-CONVOLUTIONS = tuple(name for name in SETTINGS if "own" in name or "cudnn" in name)
+CONVOLUTIONS = tuple(SETTINGS)[2:]  # those of cuDNN
 FUSED = {"one-kernel": True, "kernel-by-kernel": False}  # whether a program is one kernel wherever possible, or nowhere
 
 
@@ -33,7 +31,7 @@ def backend_name(name: str, setting: Setting) -> str | Cupy:
     """The `backend` of a network for a name of `SETTINGS` or `FUSED`; in a rehearsal, an emulated one."""
     if setting.tiny:
         emulated = {"one-kernel": name, "tf32": "emulated-tf32"}
-        return emulated.get(name, "emulated-cudnn" if "cudnn" in name else "emulated")
+        return emulated.get(name, "emulated-cudnn" if name in CONVOLUTIONS else "emulated")
     return SETTINGS.get(name, f"cupy-{name}")
 
 

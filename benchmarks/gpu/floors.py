@@ -1,4 +1,4 @@
-"""The launches of a step of each problem, and the least time that it takes on an H200: by its operations and its bytes.
+"""The launches of a step of each problem, and the least time that it takes on an H100 and an H200: by its operations and bytes.
 
 Operations are those of products and convolutions, two for each multiply-add. Bytes are those of arrays that the step is given,
 and once more of those that it changes. Where they fit into the second-level cache, they take no time. Rates are NVIDIA's,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from chains.backends.cupy.fused_program import FusedProgram
 from chains.backends.cupy.source.commands import Launch
 from chains.program.program import Program
 
-MEMORY_RATE = 4.8e12  # bytes a second
+MEMORY_RATES = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second; their other rates are equal
 CACHE_BYTES = 50 << 20
 RATES = {"float32": 67e12, "tf32": 494.7e12}  # operations a second
 SHARED_BYTES = 227 << 10  # of shared memory that a block may have
@@ -57,10 +58,10 @@ def bytes_of(program: Program, batch: int) -> int:
     return sum(BYTES.get(b.role, 0) * b.nbytes * (batch if b.batched else 1) for b in program.buffers.values())
 
 
-def floor(program: Program, batch: int, precision: str) -> float:
+def floor(program: Program, batch: int, precision: str, gpu: str = "H200") -> float:
     """The least microseconds of a step, however it is computed."""
     nbytes = bytes_of(program, batch)
-    return 1e6 * max(program.flops(batch) / RATES[precision], nbytes / MEMORY_RATE if nbytes > CACHE_BYTES else 0.0)
+    return 1e6 * max(program.flops(batch) / RATES[precision], nbytes / MEMORY_RATES[gpu] if nbytes > CACHE_BYTES else 0.0)
 
 
 def counts(program: Program, batch: int) -> str:
@@ -78,12 +79,13 @@ def counts(program: Program, batch: int) -> str:
 
 def lines(setting: Setting, keys: Sequence[str] = tuple(PROBLEMS)) -> Iterator[str]:
     """For each problem a row, its goals and its launches."""
-    yield f"{'problem':13}{'batch':>7}{'GFLOP':>10}{'MB':>9}" + "".join(f"{f'us, {name}':>13}" for name in RATES)
+    ways = list(product(RATES, MEMORY_RATES))
+    yield f"{'problem':13}{'batch':>7}{'GFLOP':>10}{'MB':>9}" + "".join(f"{f'us, {name} {gpu}':>18}" for name, gpu in ways)
     wanted = [goal["goal"] for goal in goals([])]
     for key in keys:
         given = problem(key, setting)
         program, batch = given.step(), given.batch
-        times = "".join(f"{floor(program, batch, name):13.1f}" for name in RATES)
+        times = "".join(f"{floor(program, batch, *way):18.1f}" for way in ways)
         yield f"{key:13}{batch:7}{program.flops(batch) / 1e9:10.4g}{bytes_of(program, batch) / 1e6:9.4g}{times}"
         yield from (f"{'':13}goal: {text}" for text in wanted if text.split(":")[0].split(",")[0] == key)
         yield f"{'':13}{counts(program, batch)}"

@@ -152,7 +152,7 @@ STEPS: Mapping[str, Callable[[Setting], Result]] = {
     **{f"product, {precision}": partial(launches, 0, 1, precision, False) for precision in PRECISIONS},
     "kernels and a product": partial(launches, 2, 1, "float32", False),
     **{f"network, {name}": partial(network, name) for name in FUSED},
-    **{f"convolution, {name}": partial(convolution, name) for name in ("own", "cudnn", "tf32-cudnn", "cudnn-tuned")},
+    **{f"convolution, {name}": partial(convolution, name) for name in ("float32", "cudnn", "tf32-cudnn", "tuned")},
     **{f"training, {name}": partial(training, name) for name in FUSED},
     "loops": loops,
 }

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks.gpu.problems import Result, Setting
 COUNTS = (1, 2, 4, 8, 16)
 PROBLEMS = ("matrix_exp", "mnist_mlp", "lenet5", "recurrent", "ensemble", "rosetta_cnn", "wide", "rosetta_rnn")
 ROUNDS, SECONDS = 2, 0.02
-LIMIT = 40.0  # seconds of a process; those that start together have it together
+LIMIT = 50.0  # seconds of the processes that start together
 SLOW = ("compile", "tree", "unrolled", "float64", "by itself", "exact Adam")  # parts of names of contestants that are left out
 
 
@@ -30,8 +31,9 @@ def measure(setting: Setting) -> Result:
     counts = [each for each in COUNTS if each <= count]
     small = [each for each in counts if 2 * each <= count]
     runs = [_begun(each, sum(small[:k]), setting) for k, each in enumerate(small)]
-    found = {each: _ended(run) for each, run in zip(small, runs, strict=True)}
-    found |= {each: _ended(_begun(each, 0, setting)) for each in counts if each not in small}
+    end = time.monotonic() + LIMIT
+    found = {each: _ended(run, end) for each, run in zip(small, runs, strict=True)}
+    found |= {each: _ended(_begun(each, 0, setting), time.monotonic() + LIMIT) for each in counts if each not in small}
     tables: dict[str, dict[str, Any]] = {}
     for each, times in found.items():
         for key, row in times.items():
@@ -57,10 +59,10 @@ def _begun(threads: int, first: int, setting: Setting) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
-def _ended(run: subprocess.Popen[str]) -> dict[str, dict[str, float]]:
-    """The times of a process by contest; of one that was ended, those that it had printed."""
+def _ended(run: subprocess.Popen[str], end: float) -> dict[str, dict[str, float]]:
+    """The times of a process by contest; of one that has to be ended, those that it has printed."""
     try:
-        out, _ = run.communicate(timeout=LIMIT)
+        out, _ = run.communicate(timeout=max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
         run.kill()
         out, _ = run.communicate()

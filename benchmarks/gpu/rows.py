@@ -17,8 +17,8 @@ UNTIMED = ("ladder", "correct")  # problems whose rows measure no time: many run
 SMALL = ("matrix_exp", "matrix_exp_200", "matrix_exp_1", "mnist_mlp")
 MEMBERS = 1000  # of an ensemble
 PROFILES = (
-    ("lenet5", "float32"), ("lenet5", "own"), ("gru", "float32"), ("rosetta_cnn", "tf32-cudnn"), ("mnist_mlp", "float32"),
-    ("matrix_exp", "float32"), ("wide", "tf32"),
+    ("lenet5", "float32"), ("lenet5", "tf32-tuned"), ("gru", "float32"), ("rosetta_cnn", "tf32-tuned"),
+    ("mnist_mlp", "float32"), ("matrix_exp", "float32"), ("wide", "tf32"),
 )  # fmt: skip
 
 
@@ -26,7 +26,7 @@ PROFILES = (
 class Row:
     """One measurement: `work` makes it in a process for the rows of one `peer`.
 
-    `expected` is an estimate of its seconds on an H200, for the plan; after `limit` seconds the process is ended. `alone`: in
+    `expected` is about its seconds on an H200, for the plan; after `limit` seconds the process is ended. `alone`: in
     a new process.
     """
 
@@ -51,23 +51,23 @@ def _chains(problem: str, what: str, work: Callable[..., Result], *given: Any, e
 
 
 def _trained(keys: tuple[str, ...], *names: str) -> list[Row]:
-    return [_chains(key, name, training.measure, key, name, expected=12.0) for key in keys for name in names]
+    return [_chains(key, name, training.measure, key, name, expected=4.0) for key in keys for name in names]
 
 
 def _torch(keys: tuple[str, ...], modes: tuple[str, ...], precision: str) -> list[Row]:
     return [
-        _row("torch", key, f"PyTorch {mode} {precision}", 45.0 if mode == "compile" else 10.0,
+        _row("torch", key, f"PyTorch {mode} {precision}", 25.0 if mode == "compile" else 5.0,
              torch_peer.measure, key, mode, precision)
         for mode in modes for key in keys
     ]  # fmt: skip
 
 
 def _jax(keys: tuple[str, ...], precision: str) -> list[Row]:
-    return [_row("jax", key, f"JAX scan {precision}", 15.0, jax_peer.measure, key, precision, 0) for key in keys]
+    return [_row("jax", key, f"JAX scan {precision}", 8.0, jax_peer.measure, key, precision, 0) for key in keys]
 
 
 def _cases(name: str, tiny: bool) -> list[Row]:
-    return [Row("correct", f"{name}: {case}", "chains", partial(check_case, name, case), 3.0) for case in names(name, tiny)]
+    return [Row("correct", f"{name}: {case}", "chains", partial(check_case, name, case), 0.7) for case in names(name, tiny)]
 
 
 def rows(tiny: bool = False) -> list[Row]:
@@ -75,12 +75,11 @@ def rows(tiny: bool = False) -> list[Row]:
     images = ("lenet5", "rosetta_cnn")
     return [
         *(Row("ladder", name, "chains", step, 4.0, alone=True) for name, step in ladder.STEPS.items()),
-        *(Row("correct", f"call: {name}", "chains", partial(check_call, name), 5.0) for name in CALLS),
+        *(Row("correct", f"call: {name}", "chains", partial(check_call, name), 3.0) for name in CALLS),
         # chains with the settings that should be best, then the peers at their best
         *_trained((*SMALL, *images, "gru", "wide"), "float32"),
-        *_trained(("rosetta_cnn",), "tf32-cudnn", "own"),
+        *_trained(images, "tuned", "tf32-tuned"),
         *_trained(("wide",), "tf32"),
-        *_trained(("lenet5",), "own", "tf32-cudnn"),
         _chains("ensemble", f"{MEMBERS:,} networks", training.members, MEMBERS, expected=3.0),
         *(
             _chains("bfgs", f"{key}, {who}", training.bfgs, key, 100, who, expected=3.0)
@@ -104,13 +103,11 @@ def rows(tiny: bool = False) -> list[Row]:
         _chains("overlap", "products on both processors", training.both_processors),
         Row("processors", "the native backend on more threads", "native", processors.measure, 90.0, 150.0),
         # where time remains: other settings, modes and precisions
-        *_trained(("lenet5",), "tf32"),
-        *_trained(("rosetta_cnn",), "tf32-own"),
+        *_trained(images, "tf32"),
         *_trained(SMALL, *FUSED),
         *(row for name in CONVOLUTIONS if "tf32" not in name for row in _cases(name, tiny)),
-        *_trained(("rosetta_cnn", *SMALL), "tf32"),
-        *_trained(("rosetta_cnn",), *(name for name in CONVOLUTIONS if name not in ("tf32-cudnn", "tf32-own", "own"))),
-        *_trained(("lenet5",), *(name for name in CONVOLUTIONS if name not in ("tf32-cudnn", "own"))),
+        *_trained(SMALL, "tf32"),
+        *_trained(images, "cudnn", "tf32-cudnn"),
         *(row for name in FUSED for row in _cases(name, tiny)),
         *_torch((*images, "wide"), ("eager",), "float32"),
         *_torch((*images, "gru"), ("compile",), "float32"),

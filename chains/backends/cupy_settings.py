@@ -22,9 +22,10 @@ class Cupy:
         The precision of products of float32 matrices: "tf32" rounds the factors to 10 bits. Sums and all other operations stay
         in float32.
     convolutions : {"auto", "cudnn", "own"}
-        The kernels of convolutions: cuDNN if it can be used, cuDNN or an error, or those of this package.
+        The kernels of convolutions: cuDNN's if `tune` is set and it can be used, cuDNN's or an error, or those of this package.
     tune : bool
-        Whether to try cuDNN's plans and take the fastest. Another process may then choose another one.
+        Whether to try cuDNN's plans and take the fastest. Another process may then choose another one, whose results differ
+        in the last bits.
 
     Raises
     ------

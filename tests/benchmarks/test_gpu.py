@@ -225,9 +225,8 @@ def test_a_case_that_spoils_its_process_spoils_no_other(tmp_path, monkeypatch):
         Row("correct", f"float32: {each}", "chains", found.get(each, healthy), limit=0.5 if each == "hangs" else 60.0)
         for each in cases
     ]
-    monkeypatch.setattr(running, "EXAMINING_SECONDS", 5.0)
     report = Report({}, tmp_path / "results.json")
-    run(chosen, report, crew=1)
+    run(chosen, report, minutes=10.0, crew=1)
     failed = {result["who"]: result["failed"] for result in report.results if "failed" in result}
     assert failed == {
         "float32: sticky": "RuntimeError: cudaErrorIllegalAddress",
@@ -271,7 +270,7 @@ def test_calls_give_the_same_results(name):
 def test_processors_are_measured_as_far_as_there_is_time(monkeypatch):
     """Of a process that is ended, what it has printed is kept."""
     script = "import json, time; print(json.dumps(['wide', {'chains': 2.0, 'PyTorch': 3.0}]), flush=True); time.sleep(%d)"
-    times = iter((0, 60))
+    times = iter((0, 60, 60, 60, 60))
 
     def begun(threads, first, setting):
         command = [sys.executable, "-c", script % next(times)]
@@ -279,9 +278,11 @@ def test_processors_are_measured_as_far_as_there_is_time(monkeypatch):
 
     monkeypatch.setattr(processors, "_begun", begun)
     monkeypatch.setattr(processors, "LIMIT", 2.0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
+    begin = time.monotonic()
     result = processors.measure(TINY)
-    assert result["tables"] == {"wide": {"1": {"chains": 2.0, "PyTorch": 3.0}, "2": {"chains": 2.0, "PyTorch": 3.0}}}
+    assert time.monotonic() - begin < 10.0  # two limits: four processes share one
+    assert result["tables"] == {"wide": {str(n): {"chains": 2.0, "PyTorch": 3.0} for n in (1, 2, 4, 8, 16)}}
     assert "1: 2 1.5  2: 2 1.5" in result["note"]
 
 

@@ -21,10 +21,10 @@ def chosen(*names):
 def test_texts_are_those_of_the_rows():
     """Of a row that fails, those before; a text that two rows need is noted once, for the first of them."""
     said = []
-    some = chosen("ladder: network, one-kernel", "ladder: convolution, own", "ladder: convolution, cudnn")
+    some = chosen("ladder: network, one-kernel", "ladder: convolution, float32", "ladder: convolution, cudnn")
     found = kernels.texts_of([*some, *some], said.append)
     assert [(str(row), list(found.values()).count(str(row))) for row in some] == [
-        ("ladder: network, one-kernel", 1), ("ladder: convolution, own", 1), ("ladder: convolution, cudnn", 0)
+        ("ladder: network, one-kernel", 1), ("ladder: convolution, float32", 1), ("ladder: convolution, cudnn", 0)
     ]  # fmt: skip
     assert all(text.startswith(kernels.OURS) for text in found)
     assert "no cuDNN" in said[2]

@@ -297,7 +297,7 @@ def test_what_is_missing_is_said_to_those_who_ask_for_it(monkeypatch, module, se
     device = emulated.EmulatedDevice()
     with pytest.raises(ValueError, match=sentence):
         cudnn.chosen(device, Cupy(convolutions="cudnn"))
-    assert cudnn.chosen(device, Cupy()) is None
+    assert cudnn.chosen(device, Cupy(tune=True)) is None
 
 
 def test_libraries_that_cudnn_asks_for_by_name_are_loaded_before_it(monkeypatch):
@@ -313,8 +313,9 @@ def test_libraries_that_cudnn_asks_for_by_name_are_loaded_before_it(monkeypatch)
 def test_it_is_used_where_it_is_there(monkeypatch, version):
     monkeypatch.setitem(sys.modules, "cudnn", front_end(__version__=version))
     device = emulated.EmulatedDevice()
-    assert isinstance(cudnn.chosen(device, Cupy()), Cudnn)
-    assert isinstance(cudnn.chosen(device, Cupy("tf32", "cudnn", tune=True)), Cudnn)
+    assert isinstance(cudnn.chosen(device, Cupy(tune=True)), Cudnn)
+    assert isinstance(cudnn.chosen(device, Cupy("tf32", "cudnn")), Cudnn)
+    assert cudnn.chosen(device, Cupy("tf32")) is None
     assert cudnn.chosen(device, Cupy(convolutions="own")) is None
 
 
@@ -348,7 +349,7 @@ def test_the_benchmark_measures_both_ways(device, monkeypatch):
     problem = Problem(layers, (2, 4, 4), CrossEntropyLoss(), Adam(1e-3), x, t, 2)
     monkeypatch.setitem(PROBLEMS, "lenet5", lambda setting: problem)
     for way, text in (
-        ("own", "kernels of this package"),
+        ("float32", "kernels of this package"),
         ("cudnn", "cuDNN 92800 through nvidia-cudnn-frontend 1.28.0"),
     ):
         assert correctness.check_case(way, "Conv-pointwise-groups", Setting(tiny=True))["holds"]

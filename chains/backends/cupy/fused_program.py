@@ -36,7 +36,7 @@ from chains.program.program import Program
 from chains.program.scratch import Lifetime, plan_scratch
 from chains.program.view import Buffer
 
-MAX_RESIDENT = 4  # blocks of 512 threads that share a multiprocessor, with 32 registers for a thread
+MAX_RESIDENT = 2  # blocks of 512 threads that share a multiprocessor; three and four gained nothing more on an H200
 SUMS_PER_BLOCK = 32  # sums that a block adds up, by as many threads each as fit
 
 

@@ -175,9 +175,10 @@ def _span(shape: Sizes, strides: Sizes) -> int:
 def chosen(device: Device, settings: Cupy) -> Cudnn | None:
     """cuDNN for a device; None if it was not chosen, or is optional and cannot be used.
 
-    If cuDNN was chosen and cannot be used, raises ValueError with the missing part.
+    Without trials, kernels of this package do convolutions: the first plan of cuDNN's ranking took up to ten times as long on
+    an H200. If cuDNN was chosen and cannot be used, raises ValueError with the missing part.
     """
-    if settings.convolutions == "own":
+    if settings.convolutions == "own" or (settings.convolutions == "auto" and not settings.tune):
         return None
     try:
         module = usable_cudnn()
