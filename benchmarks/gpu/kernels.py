@@ -178,16 +178,19 @@ class _NamedError(Exception):
 def unpack(file: Path, folder: Path) -> str:
     """Fill CuPy's cache in `folder`, which `CUPY_CACHE_DIR` is to name, and say in a sentence how many modules it got.
 
-    It needs CuPy and a GPU, which gets no modules of another architecture.
+    It needs CuPy and a GPU, which gets no modules of another architecture. Where it fails, the sentence says so.
     """
-    import cupy
+    try:
+        import cupy
 
-    manifest, codes = read(file)
-    arch, version = cupy.cuda.Device().compute_capability, list(cupy.cuda.nvrtc.getVersion())
-    if arch != manifest["arch"]:
-        return f"no kernels are unpacked: they are for sm_{manifest['arch']}, and this GPU is of sm_{arch}"
-    with naming() as name:
-        fill(folder, {name(text): code for text, code in codes.items()})
+        manifest, codes = read(file)
+        arch, version = cupy.cuda.Device().compute_capability, list(cupy.cuda.nvrtc.getVersion())
+        if arch != manifest["arch"]:
+            return f"no kernels are unpacked: they are for sm_{manifest['arch']}, and this GPU is of sm_{arch}"
+        with naming() as name:
+            fill(folder, {name(text): code for text, code in codes.items()})
+    except Exception as error:  # CuPy's cache has no public names, and kernels can be compiled where they run
+        return f"no kernels are unpacked: {type(error).__name__}: {error}"
     other = "" if version == manifest["nvrtc"] else f"; compiled by NVRTC {manifest['nvrtc']}, where CuPy has {version}"
     return f"{len(codes)} modules of sm_{arch} are in CuPy's cache{other}"
 
@@ -217,7 +220,7 @@ def naming() -> Iterator[Callable[[str], str]]:
 
     def name(text: str) -> str:
         try:
-            raw_module(cupy, text).get_function("none")
+            raw_module(cupy, text).compile()
         except _NamedError:
             return asked.pop()
         raise RuntimeError("CuPy has compiled a module without a look at its cache")
