@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +44,21 @@ def test_the_file_has_all_of_it(tmp_path):
     manifest, codes = kernels.read(file)
     assert codes == dict(zip(TEXTS, CODES, strict=True))
     assert manifest | {"nvrtc": None} == {"arch": "90", "nvrtc": None, "modules": 3}
+
+
+@needs_nvrtc
+def test_a_module_is_compiled_once(tmp_path, monkeypatch, capsys):
+    """The second time it is in the file; for another architecture it is not."""
+    monkeypatch.setattr(kernels, "rows", lambda: chosen("ladder: kernels"))
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", lambda count, context: ThreadPoolExecutor(count))  # which start sooner
+    file = str(tmp_path / "kernels.tar.xz")
+    for arch, known in (("90", 0), ("90", 1), ("80", 0)):
+        assert kernels.main([file, "--arch", arch, "--processes", "1"]) == 0
+        text = capsys.readouterr().out
+        assert f"{known} modules are in the file already" in text
+        assert f"1 of 1 modules are in {file}" in text
+    manifest, codes = kernels.read(tmp_path / "kernels.tar.xz")
+    assert (manifest["arch"], len(codes)) == ("80", 1)
 
 
 @pytest.fixture
