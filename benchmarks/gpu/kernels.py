@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.kernels kernels-sm90.tar.xz --arch 90
 
 The rows run in full size on a device that computes nothing and notes the text of each module. NVRTC compiles these texts, each
-once, with CuPy's options. The file holds texts and machine code.
+once, with CuPy's options, but those that the file has already. The file holds texts and machine code.
 
 On the GPU's machine, `unpack` asks the CuPy there for the name of each text in its cache, and writes the machine code under
 that name: names depend on CuPy's version and on where CuPy and CUDA's headers are installed. `watch` counts, in one process,
@@ -144,14 +144,16 @@ def compiled(text: str, arch: str) -> bytes:
 
 
 def write(file: Path, texts: Sequence[str], codes: Sequence[bytes], arch: str) -> None:
-    """Write texts and their machine code to one file."""
+    """Write texts and their machine code to one file, whole or not at all."""
     manifest = {"arch": arch, "nvrtc": nvrtc.version(), "modules": len(texts)}
-    with tarfile.open(file, "w:xz") as archive:
+    part = file.with_name(f"{file.name}.part")
+    with tarfile.open(part, "w:xz") as archive:
         _add(archive, MANIFEST, json.dumps(manifest).encode())
         for number, text in enumerate(texts):
             _add(archive, f"{number}.cu", text.encode())
         for number, code in enumerate(codes):
             _add(archive, f"{number}.cubin", code)
+    part.replace(file)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -178,16 +180,19 @@ class _NamedError(Exception):
 def unpack(file: Path, folder: Path) -> str:
     """Fill CuPy's cache in `folder`, which `CUPY_CACHE_DIR` is to name, and say in a sentence how many modules it got.
 
-    It needs CuPy and a GPU, which gets no modules of another architecture.
+    It needs CuPy and a GPU, which gets no modules of another architecture. Where it fails, the sentence says so.
     """
-    import cupy
+    try:
+        import cupy
 
-    manifest, codes = read(file)
-    arch, version = cupy.cuda.Device().compute_capability, list(cupy.cuda.nvrtc.getVersion())
-    if arch != manifest["arch"]:
-        return f"no kernels are unpacked: they are for sm_{manifest['arch']}, and this GPU is of sm_{arch}"
-    with naming() as name:
-        fill(folder, {name(text): code for text, code in codes.items()})
+        manifest, codes = read(file)
+        arch, version = cupy.cuda.Device().compute_capability, list(cupy.cuda.nvrtc.getVersion())
+        if arch != manifest["arch"]:
+            return f"no kernels are unpacked: they are for sm_{manifest['arch']}, and this GPU is of sm_{arch}"
+        with naming() as name:
+            fill(folder, {name(text): code for text, code in codes.items()})
+    except Exception as error:  # CuPy's cache has no public names, and kernels can be compiled where they run
+        return f"no kernels are unpacked: {type(error).__name__}: {error}"
     other = "" if version == manifest["nvrtc"] else f"; compiled by NVRTC {manifest['nvrtc']}, where CuPy has {version}"
     return f"{len(codes)} modules of sm_{arch} are in CuPy's cache{other}"
 
@@ -222,7 +227,7 @@ def naming() -> Iterator[Callable[[str], str]]:
 
     def name(text: str) -> str:
         try:
-            raw_module(cupy, text).get_function("none")
+            raw_module(cupy, text).compile()
         except _NamedError:
             return asked.pop()
         raise RuntimeError("CuPy has compiled a module without a look at its cache")
@@ -282,8 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found |= texts_of(chosen, say, cudnn=True)
     texts = by_worth(found)
     say(f"{len(texts)} modules after {time.monotonic() - start:.0f} s")
-    codes = _compiled(texts, options, say)
-    made = {text: code for text, code in zip(texts, codes, strict=False) if code}
+    made = _compiled(texts, options, say)
     write(options.file, list(made), list(made.values()), options.arch)
     say(
         f"{len(made)} of {len(texts)} modules are in {options.file}, {options.file.stat().st_size / 2**20:.1f} MiB, "
@@ -292,17 +296,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if len(made) == len(texts) else 1
 
 
-def _compiled(texts: Sequence[str], options: Any, say: Callable[[str], None]) -> list[bytes]:
-    """The machine code of the texts, of as many as there is time for."""
-    end, codes = time.monotonic() + 60 * options.minutes, []
+def _compiled(texts: Sequence[str], options: Any, say: Callable[[str], None]) -> dict[str, bytes]:
+    """The machine code of the texts, of as many as there is time for: from the file, or compiled."""
+    known = _known(options.file, options.arch)
+    codes = {text: known[text] for text in texts if text in known}
+    left, end = [text for text in texts if text not in codes], time.monotonic() + 60 * options.minutes
+    say(f"{len(codes):5} modules are in the file already")
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        for start in range(0, len(texts), 100):
+        for start in range(0, len(left), 100):
             if time.monotonic() > end:
                 break
-            part = texts[start : start + 100]
-            codes += pool.map(partial(compiled, arch=options.arch), part, chunksize=5)
+            part = left[start : start + 100]
+            codes |= zip(part, pool.map(partial(compiled, arch=options.arch), part, chunksize=5), strict=True)
             say(f"{len(codes):5} of {len(texts)} modules are compiled")
-    return codes
+    return {text: codes[text] for text in texts if codes.get(text)}
+
+
+def _known(file: Path, arch: str) -> dict[str, bytes]:
+    """What the file, if any, has for this architecture by this version of NVRTC."""
+    if not file.exists():
+        return {}
+    manifest, codes = read(file)
+    return codes if (manifest["arch"], manifest["nvrtc"]) == (arch, nvrtc.version()) else {}
 
 
 if __name__ == "__main__":

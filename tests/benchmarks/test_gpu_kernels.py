@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -45,11 +46,26 @@ def test_the_file_has_all_of_it(tmp_path):
     assert manifest | {"nvrtc": None} == {"arch": "90", "nvrtc": None, "modules": 3}
 
 
+@needs_nvrtc
+def test_a_module_is_compiled_once(tmp_path, monkeypatch, capsys):
+    """The second time it is in the file; for another architecture it is not."""
+    monkeypatch.setattr(kernels, "rows", lambda: chosen("ladder: kernels"))
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", lambda count, context: ThreadPoolExecutor(count))  # which start sooner
+    file = str(tmp_path / "kernels.tar.xz")
+    for arch, known in (("90", 0), ("90", 1), ("80", 0)):
+        assert kernels.main([file, "--arch", arch, "--processes", "1"]) == 0
+        text = capsys.readouterr().out
+        assert f"{known} modules are in the file already" in text
+        assert f"1 of 1 modules are in {file}" in text
+    manifest, codes = kernels.read(tmp_path / "kernels.tar.xz")
+    assert (manifest["arch"], len(codes)) == ("80", 1)
+
+
 @pytest.fixture
 def cupy(monkeypatch):
     """CuPy as on a GPU of sm_90, up to the loading of modules: "loaded" lists their machine code."""
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    from cupy._core import core
+    from cupy._core import raw
     from cupy.cuda import compiler
 
     loaded = []
@@ -64,15 +80,11 @@ def cupy(monkeypatch):
         def get_function(self, name):
             return name
 
-    def module(code, options, backend):
-        made = lambda name: core.compile_with_cache(code, options, prepend_cupy_headers=False, backend=backend)  # noqa: E731
-        return SimpleNamespace(get_function=made)
-
     monkeypatch.setattr(compiler, "_get_arch", lambda: "90")
     monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: (f"-arch=sm_{arch}", "cubin"))
     monkeypatch.setattr(compiler, "_kernel_cache_backend", compiler._kernel_cache_backend)
     monkeypatch.setattr(compiler, "function", SimpleNamespace(Module=Module))
-    monkeypatch.setattr(cupy, "RawModule", module)
+    monkeypatch.setattr(raw, "_get_raw_module", raw._get_raw_module.__wrapped__)  # whose results are kept by device
     monkeypatch.setattr(cupy, "loaded", loaded, raising=False)
     monkeypatch.setattr(cupy.cuda, "Device", lambda: SimpleNamespace(compute_capability="90"))
     return cupy
@@ -87,7 +99,7 @@ def test_cupy_finds_what_was_unpacked(cupy, tmp_path, monkeypatch):
     assert kernels.unpack(file, tmp_path / "cache").startswith("1 modules of sm_90 are in CuPy's cache")
     found = kernels.watch()
     for text in TEXTS[:2]:
-        kernels.raw_module(cupy, text).get_function("none")
+        kernels.raw_module(cupy, text).compile()
     assert found == {"hit": 1, "miss": 1}
     assert cupy.loaded[0] == code
     assert len(list((tmp_path / "cache").iterdir())) == 2
@@ -98,3 +110,13 @@ def test_kernels_for_another_gpu_are_left_out(cupy, tmp_path):
     kernels.write(file, TEXTS, CODES, "80")
     assert "they are for sm_80, and this GPU is of sm_90" in kernels.unpack(file, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_cupy_with_another_cache_is_told(cupy, tmp_path, monkeypatch):
+    """Nothing ends because of it: kernels are then compiled on the GPU's machine."""
+    file = tmp_path / "kernels.tar.xz"
+    kernels.write(file, TEXTS, CODES, "90")
+    monkeypatch.delattr(cupy.cuda.compiler, "_kernel_cache_backend")
+    said = kernels.unpack(file, tmp_path / "cache")
+    assert said.startswith("no kernels are unpacked: AttributeError: ")
+    assert kernels.unpack(tmp_path / "missing", tmp_path).startswith("no kernels are unpacked: FileNotFoundError: ")
