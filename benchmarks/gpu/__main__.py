@@ -52,9 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ladder", action="store_true", help="single steps, each in a new process")
     parser.add_argument("--again", action="store_true", help="also rows that are done")
     parser.add_argument("--plan", action="store_true", help="print the rows in their order with estimated seconds, and end")
-    parser.add_argument(
-        "--floors", action="store_true", help="print launches and least times of steps on an H100 and an H200, and end"
-    )
+    parser.add_argument("--floors", action="store_true", help="print launches and least times of steps, and end")
     parser.add_argument("--rehearse", action="store_true", help="tiny, on an emulated GPU, in this process")
     options = parser.parse_args(arguments)
     problems = ["ladder"] if options.ladder else options.problems or KEYS

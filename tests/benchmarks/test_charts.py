@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(charts.RESULTS.glob("*.json"))
 PAGES = {
     "attention": "sequences", "burgers": "pinns", "control": "control", "dense": "performance", "dense-avx2": "performance",
-    "ensemble": "ensembles", "events": "ode", "fits": "fits", "images": "performance", "latency": "performance",
+    "ensemble": "ensembles", "events": "ode", "fits": "fits", "gpu": "gpu", "images": "performance", "latency": "performance",
     "recurrent": "sequences", "sde": "noise", "steady": "steady", "ude": "universal",
 }  # fmt: skip
 

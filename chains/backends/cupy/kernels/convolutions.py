@@ -39,8 +39,8 @@ MAX_ROWS = 65_535  # of blocks in a grid
 
 AnyConvolution = Convolve | ConvolveInput | ConvolveWeight
 
-# The number of kernel entries above which a product pays. That of kernels' gradients is measured: LeNet-5, whose first layer has
-# 150 entries, takes 5 % less time on an H200 without a product there. The others are estimates.
+# The number of kernel entries above which a product pays. That of kernels' gradients is measured: LeNet-5, whose first layer
+# has 150 entries, takes 5 % less time on an H200 without a product there. The others are estimates.
 MIN_PRODUCT_ELEMENTS: dict[type[AnyConvolution], int] = {Convolve: 1 << 12, ConvolveInput: 1 << 12, ConvolveWeight: 1 << 8}
 
 
