@@ -28,6 +28,7 @@ from chains.activations import (
     σ,
 )
 from chains.backends import FallbackWarning as FallbackWarning
+from chains.backends import NumpyOnlyWarning as NumpyOnlyWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
 from chains.exporting.export import export as export

@@ -7,8 +7,8 @@ from functools import partial
 
 import array_api_compat
 
-from chains.backends.auto import AutoBackend
-from chains.backends.base import Backend, Binding, FallbackWarning, UnsupportedOperationError
+from chains.backends.auto import NOT_LOADED, AutoBackend
+from chains.backends.base import Backend, Binding, FallbackWarning, NumpyOnlyWarning, UnsupportedOperationError
 from chains.backends.cupy_settings import Cupy
 from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
@@ -19,7 +19,7 @@ from chains.support.messages import meant
 def _native() -> Backend:
     try:
         from chains.backends.native import NativeBackend
-    except ImportError as error:
+    except NOT_LOADED as error:
         raise ValueError(f"`backend` (='native') needs llvmlite, which cannot be imported: {error}") from error
     return NativeBackend()
 
@@ -61,4 +61,13 @@ def backend(chosen: str | Cupy) -> Backend:
 
 promise_memory("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
-__all__ = ["Backend", "Binding", "Cupy", "Executable", "FallbackWarning", "UnsupportedOperationError", "backend"]
+__all__ = [
+    "Backend",
+    "Binding",
+    "Cupy",
+    "Executable",
+    "FallbackWarning",
+    "NumpyOnlyWarning",
+    "UnsupportedOperationError",
+    "backend",
+]
