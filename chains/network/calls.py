@@ -74,8 +74,8 @@ def value_and_grad(
     processes = None if comm is None else executables.check_comm(comm)
     if ensembles.is_ensemble(p):
         checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
-        gradient = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
-        return ensembles.value_and_grad(network, gradient, p, x, t, loss, weights, lengths, state, mode, out, check_finite)
+        one = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, comm=comm)
+        return ensembles.value_and_grad(network, one, p, x, t, loss, weights, lengths, state, mode, seed, out, check_finite)
     p = checks.check_params(network, p, x, "net.value_and_grad(p, x, t, loss)")
     data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
     shapes, parallel = checks.target_shapes(data), comm is not None
