@@ -273,7 +273,7 @@ def _check_state(
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return executables.state_for(network, step.program, state, p.dtype, False, arrays).get("state")
+        return executables.state_for(network, step.program, state, p.dtype, arrays).get("state")
     ensembles.add_state(members, network, state, p, True)
     return members.arrays.pop("state")
 
