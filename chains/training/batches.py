@@ -55,8 +55,9 @@ class ArrayBatches:
     @property
     def seeds(self) -> np.ndarray:
         """The seed of the network, shape (), or those of the members, shape (members,)."""
-        own = self.members is not None and isinstance(self.seed, int)
-        return np.array(member_seeds(self.members.count, self.seed) if own else self.seed, np.uint64)
+        if self.members is not None and isinstance(self.seed, int):
+            return np.array(member_seeds(self.members.count, self.seed), np.uint64)
+        return np.array(self.seed, np.uint64)
 
     def counted_numbers(self, network: Network) -> dict[str, Any]:
         """The arrays for checks of their numbers, without targets that do not count."""
