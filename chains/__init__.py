@@ -28,6 +28,7 @@ from chains.activations import (
     σ,
 )
 from chains.backends import FallbackWarning as FallbackWarning
+from chains.backends import NumpyOnlyWarning as NumpyOnlyWarning
 from chains.callbacks import EarlyStopping
 from chains.chain import Chain
 from chains.exporting.export import export as export
@@ -94,6 +95,7 @@ from chains.sampling.sample import sample as sample
 from chains.sampling.samplers import SGLD, SWAG
 from chains.solving.shooting import MultipleShooting as MultipleShooting
 from chains.solving.solve import solve as solve
+from chains.support.streams import member_seeds as member_seeds
 from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
 from chains.support.threads import set_num_threads as set_num_threads

@@ -24,7 +24,7 @@ from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.penalties import Penalty
 from chains.program.program import Program
-from chains.support import arguments
+from chains.support import arguments, streams
 from chains.support.caching import lazy
 from chains.support.checks import check_shape, whole
 from chains.support.memory import memory_named
@@ -115,7 +115,7 @@ class Chain(Series):
         mode : str
             "eval" or "train". In "train", dropout is on and batch normalisation uses the statistics of the batch.
         seed : int
-            The seed of dropout's random numbers.
+            The seed of dropout's random numbers. Each member of an ensemble has its own, see `member_seeds`.
         out : array, shape (batch, *output_shape), optional
             Filled instead of a fresh array. With `p` on a GPU, `x` and `out` may be NumPy arrays; large ones are copied in
             pieces.
@@ -542,7 +542,7 @@ class Chain(Series):
         n : int
             How many networks.
         seed : int
-            Row i is ``net.init(np.random.default_rng([seed, i]))``. A larger `n` adds networks and keeps the others.
+            Row k is ``net.init(chains.member_seeds(n, seed)[k])``. A larger `n` adds networks and keeps the others.
         dtype, device
             As of `init`.
 
@@ -566,7 +566,8 @@ class Chain(Series):
         dtype, device
             As of `init`; the type is that of the parameters.
         """
-        return memory_named(device).contiguous(self.state_layout.init(np.random.default_rng(0), arguments.check_dtype(dtype)))
+        state = self.state_layout.init(streams.generator("state", 0), arguments.check_dtype(dtype))
+        return memory_named(device).contiguous(state)
 
     def views(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters by name: arrays in their shapes, which share the memory of the vector.

@@ -73,7 +73,7 @@ def swag(problem: Problem, draws: int, epochs: int) -> np.ndarray:
 def sgld(problem: Problem, draws: int, epochs: int) -> np.ndarray:
     p = problem.descend(draws, epochs)
     optimizer = SGLD(0.02, TEMPERATURE)
-    train(problem.net, p, problem.x, problem.t, LOSS, optimizer, epochs=10 * epochs, penalty=PENALTY, seed=range(draws))
+    train(problem.net, p, problem.x, problem.t, LOSS, optimizer, epochs=10 * epochs, penalty=PENALTY)
     return p
 
 

@@ -37,7 +37,7 @@ def starts(net: Chain, objective: Objective, count: int) -> list[np.ndarray]:
     """Starting parameters at which the solution does not fail."""
     found, seed = list[np.ndarray](), 0
     while len(found) < count:
-        p = net.init(seed=seed, dtype=np.float64)
+        p = net.init(np.random.default_rng(seed), np.float64)  # as in the stored results
         found += [p] if math.isfinite(objective.value(p)) else []
         seed += 1
     return found

@@ -7,7 +7,7 @@ from functools import partial
 import array_api_compat
 
 from chains.backends.array_api import ArrayBackend
-from chains.backends.base import Backend, Binding, FallbackWarning, UnsupportedOperationError
+from chains.backends.base import Backend, Binding, FallbackWarning, NumpyOnlyWarning, UnsupportedOperationError
 from chains.backends.cupy_settings import Cupy
 from chains.backends.executable import Executable
 from chains.backends.numpy.backend import NumpyBackend
@@ -17,6 +17,6 @@ from chains.support.memory import promise_memory
 promise_memory("cuda", array_api_compat.is_cupy_array, partial(backend, "cupy"))
 
 __all__ = [
-    "ArrayBackend", "Backend", "Binding", "Cupy", "Executable", "FallbackWarning", "NumpyBackend", "UnsupportedOperationError",
-    "backend", "named", "register", "registered",
+    "ArrayBackend", "Backend", "Binding", "Cupy", "Executable", "FallbackWarning", "NumpyBackend", "NumpyOnlyWarning",
+    "UnsupportedOperationError", "backend", "named", "register", "registered",
 ]  # fmt: skip

@@ -7,9 +7,11 @@ import warnings
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, Binding, FallbackWarning, SymmetricMatrix
+from chains.backends.base import Arrays, Backend, Binding, FallbackWarning, NumpyOnlyWarning, SymmetricMatrix
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.program import Program
+
+NOT_LOADED = (ImportError, OSError, MemoryError)  # what an import raises of a library that is missing or cannot be loaded
 
 
 class AutoBackend(Backend):
@@ -57,8 +59,10 @@ def _native() -> tuple[Backend | None, str | None]:
     """The native backend, or why there is none."""
     try:
         from chains.backends.native import NativeBackend
-    except ImportError as error:
-        warnings.warn(f"chains runs on NumPy alone, several times slower: {error}; pip install llvmlite", stacklevel=5)
+    except NOT_LOADED as error:
+        advice = "; pip install llvmlite" if isinstance(error, ImportError) else ""
+        text = f"chains runs on NumPy alone, several times slower, since llvmlite cannot be imported: {error}{advice}"
+        warnings.warn(text, NumpyOnlyWarning, stacklevel=_outside())
         return None, f"backend 'native' needs llvmlite, which cannot be imported: {error}"
     return NativeBackend(), None
 

@@ -37,6 +37,10 @@ class FallbackWarning(UserWarning):
     """
 
 
+class NumpyOnlyWarning(UserWarning):
+    """NumPy runs all programs, several times slower, because llvmlite is missing or cannot be loaded; the message says why."""
+
+
 warnings.simplefilter("ignore", FallbackWarning, append=True)  # appended: filters of users come first
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from chains.backends.array_api import ArrayBackend
-from chains.backends.auto import AutoBackend
+from chains.backends.auto import NOT_LOADED, AutoBackend
 from chains.backends.base import Backend
 from chains.backends.cupy_settings import Cupy
 from chains.backends.numpy.backend import NumpyBackend
@@ -22,7 +22,7 @@ GROUP = "chains.backends"  # of entry points
 def _native() -> Backend:
     try:
         from chains.backends.native import NativeBackend
-    except ImportError as error:
+    except NOT_LOADED as error:
         raise ValueError(f"`backend` (='native') needs llvmlite, which cannot be imported: {error}") from error
     return NativeBackend()
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from chains.support import arguments, streams
 from chains.support.checks import as_unmasked, check_count, check_flags, check_labels, check_number, takes
 
 
@@ -124,7 +125,7 @@ class Batches:
         lengths = [len(array) for array in self.arrays]
         if len(set(lengths)) > 1:
             raise ValueError(f"`arrays` must have the same number of samples, got {lengths}")
-        batch_size, seed = check_count("batch_size", batch_size), check_count("seed", seed, 0)
+        batch_size, seed = check_count("batch_size", batch_size), arguments.check_seed(seed)
         check_flags(shuffle=shuffle, drop_last=drop_last)
         if augment is not None and (not callable(augment) or isinstance(augment, type) or not takes(augment, 2)):
             raise TypeError(f"`augment` (={augment!r}) must be a function of images and a random generator, such as Augment()")
@@ -166,7 +167,7 @@ class Batches:
             For another number.
         """
         batch = check_count("batch", batch, 0)
-        rng = np.random.default_rng((self.seed, self.epoch))
+        rng = streams.generator("batches", self.seed, self.epoch)
         order = rng.permutation(self.samples) if self.shuffle else None
         self.epoch += 1
         return self._batches(order, rng, batch)

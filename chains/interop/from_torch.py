@@ -135,7 +135,7 @@ def _attending(torch: Any, module: Any, causal: bool) -> Part:
 
 
 def _tensor(tensor: Any) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+    return tensor.detach().cpu().resolve_neg().numpy()
 
 
 def _arrays(module: Any, *names: str) -> list[np.ndarray]:

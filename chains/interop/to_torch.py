@@ -120,7 +120,7 @@ def _function(torch: Any) -> Any:
             ctx.rest = net, before, mode, seed
             with torch.no_grad():
                 own = None if state is None else state.numpy()
-                y = net(x.detach().numpy(), p.detach().contiguous().numpy(), state=own, mode=mode, seed=seed)
+                y = net(_numbers(x), _numbers(p), state=own, mode=mode, seed=seed)
             return torch.from_numpy(y)
 
         @staticmethod
@@ -128,11 +128,17 @@ def _function(torch: Any) -> Any:
         def backward(ctx: Any, dy: Any) -> Any:
             x, p = ctx.saved_tensors
             net, state, mode, seed = ctx.rest
-            dp, dx = net.vjp(p.detach().contiguous().numpy(), x.detach().numpy(), dy.numpy(), state=state, mode=mode, seed=seed)
+            dp, dx = net.vjp(_numbers(p), _numbers(x), _numbers(dy), state=state, mode=mode, seed=seed)
             dx = torch.from_numpy(dx).to(x.dtype) if ctx.needs_input_grad[0] else None
             return dx, torch.from_numpy(dp), None, None, None, None
 
     return ChainFunction
+
+
+def _numbers(tensor: Any) -> np.ndarray:
+    """The numbers of a tensor in C order, also of one that is negated when it is read."""
+    array: np.ndarray = tensor.detach().resolve_neg().contiguous().numpy()
+    return array
 
 
 class _Writer:

@@ -24,7 +24,7 @@ def bound(net: Any, p: Any, state: Any) -> Bound:
     p = arguments.check_params(p, network.n_params)
     if is_elsewhere(p):
         raise TypeError("`p` is on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)")
-    known = executables.state_for(network, executables.forward_pass(network, p, False).program, state, p.dtype, False, {})
+    known = executables.state_for(network, executables.forward_pass(network, p, False).program, state, p.dtype, {})
     copies = {name: np.array(array, p.dtype) for name, array in known.items()}
     return Bound(net, np.array(p), copies.get("state"))
 

@@ -70,15 +70,26 @@ def value_and_grad(
             found = quick(p, x, t[:, None], *given, out)
         if found is not None:
             return found
+    with executables.agreement(comm) as processes:
+        return _value_and_grad(
+            network, p, x, t, loss, weights, lengths, penalty, state, mode, seed, out, check_finite, processes,
+            way if plain else None,
+        )  # fmt: skip
+
+
+def _value_and_grad(
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, penalty: Penalty | None, state: Any,
+    mode: str, seed: int, out: Any, check_finite: bool, processes: executables.Agreement | None, way: Any,
+) -> tuple[float, np.ndarray]:  # fmt: skip
+    """The general path of `value_and_grad`. Provides a shortcut in this `way`, unless that is None."""
     training = arguments.check_mode(mode)
-    processes = None if comm is None else executables.check_comm(comm)
     if ensembles.is_ensemble(p):
         checks.check_order(network, p, x, "net.value_and_grad(p, x, t, loss)")
-        gradient = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
-        return ensembles.value_and_grad(network, gradient, p, x, t, loss, weights, lengths, state, mode, out, check_finite)
+        one = partial(value_and_grad, network, loss=loss, penalty=penalty, mode=mode, comm=processes)
+        return ensembles.value_and_grad(network, one, p, x, t, loss, weights, lengths, state, mode, seed, out, check_finite)
     p = checks.check_params(network, p, x, "net.value_and_grad(p, x, t, loss)")
     data = checks.check_data(network.declaration, x, t, loss, weights, lengths)
-    shapes, parallel = checks.target_shapes(data), comm is not None
+    shapes, parallel = checks.target_shapes(data), processes is not None
 
     def find() -> Executable:
         return executables.gradient_of(
@@ -95,9 +106,9 @@ def value_and_grad(
     value, g = found["value"], found["g"]
     if network.may_fail:
         check_solved(network, p, data["x"], value, lengths=lengths)
-        if comm is not None and np.isnan(value):
+        if processes is not None and np.isnan(value):
             raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
-    elif plain:
+    elif way is not None:
         check = _target_check(network, loss)
         if weights is None or check is None:  # of targets with weights, only some are checked
             network.shortcuts.add(way, mode, executable, {"p": p, **data}, ["g"], loss, penalty, check)

@@ -284,5 +284,5 @@ def _run(
 ) -> None:
     """Run an executable that fills these arrays."""
     arrays = {"p": p, **data, **{name: memory_of(p).contiguous(data[name]) for name in ("v", "dy") if name in data}}
-    arrays |= executables.state_for(network, executable.program, state, p.dtype, False, arrays)
+    arrays |= executables.state_for(network, executable.program, state, p.dtype, arrays)
     executable(len(data["x"]), {**arrays, **results})

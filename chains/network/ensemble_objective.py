@@ -11,7 +11,7 @@ import numpy as np
 from chains.backends.base import Fitter
 from chains.losses import Loss
 from chains.minimize.rows import CompiledFits
-from chains.network import ensembles
+from chains.network import ensembles, executables
 from chains.network.fits import fitter_of, started
 from chains.network.network import Network, network_of
 from chains.network.objective import Objective, objective
@@ -46,13 +46,14 @@ def objective_of(
 ) -> Objective | EnsembleObjective:  # fmt: skip
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network = network_of(net)
-    count = own_members(network, x, t, loss, weights)
-    if count is None:
-        return objective(net, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+    with executables.agreement(comm) as processes:
+        count = own_members(network, x, t, loss, weights)
+        if count is not None and (lengths is not None or comm is not None):
+            raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
+        if count is None:
+            return objective(net, x, t, loss, penalty, weights, lengths, state, mode, seed, processes)
     if not count:
         raise ValueError("`x`, `t` or `weights` is of no members: data of members need one row at least")
-    if lengths is not None or comm is not None:
-        raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
     data = ensembles.check_data(network, count, x, t, loss, weights, None)
     return EnsembleObjective(data, partial(_made, net, loss, penalty, state, mode, seed))
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from chains.layers.base import Declaration
 from chains.losses import Loss
-from chains.network import checks
+from chains.network import checks, executables
 from chains.network.network import Network
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.memory import memory_of, on_host
 from chains.support.messages import counted
+from chains.support.streams import member_seeds
 
 
 def is_ensemble(p: Any) -> bool:
@@ -91,16 +92,16 @@ def call(
     members = Members(len(p))
     shape = (len(p), _add_inputs(members, network, x, lengths), *network.output_shape)
     y = _checked(members, network, p, state, mode, out, shape)
-    for member in range(len(p)):
+    for member, own in enumerate(_seeds(network, p, mode, seed)):
         data = members.of(member)
         with _named(member):
-            one(network, data["x"], p[member], data.get("lengths"), data.get("state"), mode, seed, y[member])
+            one(network, data["x"], p[member], data.get("lengths"), data.get("state"), mode, own, y[member])
     return y
 
 
 def value_and_grad(
     network: Network, one: Callable[..., Any], p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, state: Any,
-    mode: str, out: Any, check_finite: bool,
+    mode: str, seed: int, out: Any, check_finite: bool,
 ) -> tuple[Any, np.ndarray]:  # fmt: skip
     """The losses of all members, shape (members,), float64, and their gradients; `one` computes those of a member."""
     p = check_members(p, network.n_params)
@@ -109,10 +110,18 @@ def value_and_grad(
         arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
     g, values = _checked(members, network, p, state, mode, out, p.shape), np.empty(len(p))
     absent = dict.fromkeys(("weights", "lengths", "state"))
-    for member in range(len(p)):
+    for member, own in enumerate(_seeds(network, p, mode, seed)):
+        data = {**absent, **members.of(member)}
         with _named(member):
-            values[member], _ = one(p=p[member], **{**absent, **members.of(member)}, out=g[member], check_finite=False)
+            values[member], _ = one(p=p[member], **data, seed=own, out=g[member], check_finite=False)
     return values, g
+
+
+def _seeds(network: Network, p: Any, mode: str, seed: int) -> list[int]:
+    """The seeds of the members; the given one for all where no random numbers are drawn, since calls with 0 are the fastest."""
+    training = arguments.check_mode(mode)
+    draws = training and "random" in executables.forward_pass(network, p[0], training).program.buffers
+    return member_seeds(len(p), seed) if draws else [seed] * len(p)
 
 
 def _checked(members: Members, network: Network, p: Any, state: Any, mode: str, out: Any, shape: tuple[int, ...]) -> np.ndarray:

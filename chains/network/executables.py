@@ -6,8 +6,10 @@ These are the caller's data, the parameters, the state, random numbers, the numb
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,11 +30,12 @@ from chains.support.memory import memory_of
 
 # An array that a call fills: its shape, the caller's array or None, and the caller's name for it.
 Output = tuple[tuple[int, ...], Any, str]
+FAILED = -1  # the number of samples of a process that has failed
 
 
 def run(
     network: Network, executable: Executable, p: np.ndarray, data: dict[str, Any], outs: Mapping[str, Output],
-    state: Any = None, training: bool = False, seed: int = 0, processes: Any = None,
+    state: Any = None, training: bool = False, seed: int = 0, processes: Agreement | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """Run an executable on checked parameters and data. Returns its outputs, by name.
 
@@ -41,8 +44,7 @@ def run(
     """
     batch, memory = len(data["x"]), memory_of(p)
     arrays = {**arguments.to_device_of(p, data), "p": p}
-    total, first = (batch, 0) if processes is None else part_of(processes, batch)
-    arrays |= state_for(network, executable.program, state, p.dtype, training, arrays, total)
+    arrays |= state_for(network, executable.program, state, p.dtype, arrays)
     results: dict[str, np.ndarray] = {}
     for name, (shape, given, called) in outs.items():
         if given is None:
@@ -50,9 +52,12 @@ def run(
         else:
             results[name] = arguments.check_out(given, shape, p.dtype, arrays, called)
             arrays[called] = given  # no program has a buffer of this name; further outputs may not overlap it
-    if processes is not None:
-        arrays |= part_arrays(processes, executable, total, first, p)
     arrays |= random_numbers(executable, seed, p)
+    total, first = (batch, 0) if processes is None else processes.part_of(batch)
+    if training:
+        network.check_batch(total)
+    if processes is not None:
+        arrays |= part_arrays(processes.comm, executable, total, first, p)
     arrays |= results
     executable(batch, arrays)
     return results
@@ -67,17 +72,11 @@ def random_numbers(executable: Executable, seed: int, like: Any) -> dict[str, An
 
 
 def state_for(
-    network: Network, program: Program, state: Any, dtype: np.dtype[Any] | None, training: bool, inputs: dict[str, np.ndarray],
-    batch: int | None = None,
-) -> dict[str, np.ndarray]:  # fmt: skip
-    """The checked state by buffer name, for a run of a program on these inputs. The batch is checked too.
-
-    `batch` is the size of the whole batch, if the inputs are a part of it.
-    """
+    network: Network, program: Program, state: Any, dtype: np.dtype[Any] | None, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """The checked state by buffer name, for a run of a program on these inputs."""
     if state is None and network.is_stateless:
         return {}
-    if training:
-        network.check_batch(batch or len(inputs["x"]))
     buffer = program.buffers.get("state")
     updated = buffer is not None and buffer.role == "state"
     if state is not None:
@@ -153,16 +152,47 @@ def training_step(
 # Calls of several processes together, each with its samples, over a communicator of mpi4py.
 
 
-def check_comm(comm: Any) -> Any:
-    """Our duplicate of a caller's communicator. Raises TypeError for anything else."""
-    return own(check_communicator(comm))
+class Agreement:
+    """The processes of a call, which all refuse it if one of them does: otherwise the others would wait for it.
+
+    Used as a context around the checks of a call. The first message, `part_of`, follows the last check of this process alone;
+    a process that has an error before takes part in it. Raises TypeError unless `comm` is a communicator.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.given, self.comm = comm, own(check_communicator(comm))  # the caller's, and our duplicate
+        self._told = False  # whether this process has sent the message
+
+    def part_of(self, samples: int) -> tuple[int, int]:
+        """The number of samples of all processes, and of those before this process. RuntimeError if another one has failed."""
+        counts = self._exchange(samples, "")
+        return int(counts.sum()), int(counts[: self.comm.rank].sum())
+
+    def _exchange(self, samples: int, error: str) -> np.ndarray:
+        self._told = True
+        counts = np.empty(self.comm.size, np.int64)
+        self.comm.Allgather(np.array([samples], np.int64), counts)
+        if (counts == FAILED).any():
+            texts = self.comm.allgather(error)
+            rank = int(np.argmax(counts == FAILED))
+            if not error:
+                raise RuntimeError(f"process {rank} of {self.comm.size} failed: {texts[rank]}")
+        return counts
+
+    def __enter__(self) -> Self:
+        self._told = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and not self._told:
+            self._exchange(FAILED, f"{type(error).__name__}: {error}")
 
 
-def part_of(comm: Any, samples: int) -> tuple[int, int]:
-    """The number of samples of all processes, and of those before this process."""
-    counts = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([samples], np.int64), counts)
-    return int(counts.sum()), int(counts[: comm.rank].sum())
+def agreement(comm: Any) -> AbstractContextManager[Agreement | None]:
+    """That of the argument `comm` of a call: a communicator of mpi4py, None, or the agreement of a call that makes this one."""
+    if comm is None:
+        return nullcontext()
+    return comm if isinstance(comm, Agreement) else Agreement(comm)
 
 
 def part_arrays(comm: Any, executable: Executable, total: int, first: int, like: Any) -> dict[str, np.ndarray]:

@@ -15,9 +15,8 @@ from chains.network.structure import value_of
 from chains.params import Layout, LayoutBuilder
 from chains.program.program import Program
 from chains.program.settings import Tunable
-from chains.support import arguments
+from chains.support import arguments, streams
 from chains.support.caching import lazy
-from chains.support.checks import check_count
 from chains.support.memory import backend_of, is_elsewhere, memory_named
 from chains.support.messages import shown
 
@@ -111,14 +110,15 @@ def check_net(net: Any) -> None:
 def init(network: Network, seed: Any, dtype: Any, device: str) -> Any:
     """A fresh parameter vector."""
     if not isinstance(seed, np.random.Generator):
-        seed = np.random.default_rng(arguments.check_seed(seed, ", or a Generator"))
+        seed = streams.generator("init", arguments.check_seed(seed, ", or a Generator"))
     return memory_named(device).contiguous(network.layout.init(seed, arguments.check_dtype(dtype)))
 
 
 def init_many(network: Network, n: int, seed: int, dtype: Any, device: str) -> Any:
     """The parameters of several networks, a row for each."""
-    n, seed, dtype = check_count("n", n), arguments.check_seed(seed), arguments.check_dtype(dtype)
-    rows = np.empty((n, network.n_params), dtype)
-    for row, p in enumerate(rows):
-        p[...] = network.layout.init(np.random.default_rng([seed, row]), dtype)
+    seeds, dtype = streams.member_seeds(n, seed), arguments.check_dtype(dtype)
+    rows = np.empty((len(seeds), network.n_params), dtype)
+    stream = streams.Streams("init")
+    for p, own in zip(rows, seeds, strict=True):
+        p[...] = network.layout.init(stream(own), dtype)
     return memory_named(device).contiguous(rows)

@@ -36,7 +36,7 @@ FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost
 
 def objective(
     net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
-    comm: Any, check_finite: bool = True,
+    processes: executables.Agreement | None, check_finite: bool = True,
 ) -> Objective:  # fmt: skip
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
     network, training = network_of(net), arguments.check_mode(mode)
@@ -45,14 +45,17 @@ def objective(
     if check_finite and in_memory:
         arguments.check_finite(np.dtype(np.float64), **checks.with_counted_targets(network.declaration, data))
     data = arguments.to_device_of(data["x"], data)
-    x, processes = data["x"], None if comm is None else executables.check_comm(comm)
-    total, first = (len(x), 0) if processes is None else executables.part_of(processes, len(x))
-    executable = executables.gradient_of(network, x, criterion, np.dtype(np.float64), training, comm is not None, pure=True)
-    known = executables.state_for(network, executable.program, state, None, training, data, total)
+    x, parallel = data["x"], processes is not None
+    executable = executables.gradient_of(network, x, criterion, np.dtype(np.float64), training, parallel, pure=True)
+    known = executables.state_for(network, executable.program, state, None, data)
     extra = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
-    if processes is not None:
-        extra |= executables.part_arrays(processes, executable, total, first, x)
     extra |= executables.random_numbers(executable, seed, x)
+    total, first = (len(x), 0) if processes is None else processes.part_of(len(x))
+    if training:
+        network.check_batch(total)
+    if processes is not None:
+        extra |= executables.part_arrays(processes.comm, executable, total, first, x)
+    comm = None if processes is None else processes.given
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
     return Objective(executable, data, network.n_params, extra, remake, second)

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from chains.losses import Loss
 from chains.network import checks
 from chains.network.network import check_net, network_of
 from chains.optimizers import Optimizer
-from chains.queueing.scheduler import Pending, Result, Scheduler
+from chains.queueing.scheduler import LeftOutError, Pending, Result, Scheduler
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_is
@@ -33,7 +34,8 @@ class Queue:
 
     Calls that share memory, one of which writes it, run in the order in which they were queued. So does a call with the result
     of another one as an argument. Others may run concurrently. Until its call has ended, an array may be read, but only the
-    queue may change it. The workers of a queue without references end after its calls.
+    queue may change it. The workers of a queue without references end after its calls. Calls that have not begun when the
+    process ends are left out; this and errors that no caller has seen are printed.
 
     Parameters
     ----------
@@ -206,10 +208,10 @@ class Queue:
         Raises
         ------
         Exception
-            The first error that no caller has seen yet.
+            The error that no caller has seen yet; of several, an ExceptionGroup.
         """
         self._scheduler.wait_for_all(progress)
-        self._scheduler.raise_first()
+        self._scheduler.raise_unseen()
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait until all calls have ended, and end the workers.
@@ -224,10 +226,15 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(cancel=kind is not None)
-        if kind is None:
-            self._scheduler.raise_first()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(cancel=error is not None)
+        if error is None:
+            self._scheduler.raise_unseen()
+            return
+        for other in self._scheduler.take_errors():
+            if not isinstance(other, LeftOutError):
+                notes = "; ".join(getattr(other, "__notes__", ()))
+                error.add_note(f"a queued call failed too, {notes}: {type(other).__name__}: {other}")
 
     def __len__(self) -> int:
         """How many calls have not ended."""

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,7 @@ import numpy as np
 
 from chains.queueing.hazards import Entry, Extent, Hazards, extent
 from chains.support.arrays import as_array
+from chains.support.messages import counted
 from chains.support.progress import Progress
 from chains.support.threads import get_num_threads, num_threads
 from chains.training import interrupts
@@ -154,6 +156,10 @@ class Part(Pending):
 def result_of(value: Pending) -> Result:
     """The result that a value is, or is a part of."""
     return value.result if isinstance(value, Part) else value  # type: ignore[return-value]
+
+
+class LeftOutError(RuntimeError):
+    """The error of a call that did not run because its queue was closed."""
 
 
 class Scheduler:
@@ -392,21 +398,51 @@ class Scheduler:
         with self._lock:
             for result in self.pending:
                 if result.work is not None and result.error is None:
-                    result.error = RuntimeError(f"{result!r} was left out: {why}")
+                    result.error = LeftOutError(f"{result!r} was left out: {why}")
 
     def seen(self, error: BaseException) -> None:
         """A caller has seen an error: other calls may use the memory of the calls that failed because of it."""
         with self._lock:
             self._forgive([result for result in self._failed if result.error is error])
 
-    def raise_first(self) -> None:
-        """Raise the first error that no caller has seen."""
-        if self._failed:
-            error = self._failed[0].error
-            assert error is not None
-            with self._lock:
-                self._forgive(self._failed)
-            raise error
+    def take_errors(self) -> list[BaseException]:
+        """The errors that no caller has seen, each once; now they count as seen. One of a call left out, if alone."""
+        with self._lock:
+            errors = list({id(result.error): result.error for result in self._failed if result.error is not None}.values())
+            self._forgive(self._failed)
+        return [error for error in errors if not isinstance(error, LeftOutError)] or errors[:1]
+
+    def raise_unseen(self) -> None:
+        """Raise the error that no caller has seen; of several, a group."""
+        errors = self.take_errors()
+        if len(errors) > 1:
+            raise BaseExceptionGroup(f"{len(errors)} queued calls failed", errors)
+        if errors:
+            raise errors[0]
+
+    def report(self) -> None:
+        """Print the errors that no caller has seen, and now never will."""
+        errors = [error for error in self.take_errors() if not isinstance(error, LeftOutError)]
+        if errors and sys.stderr is not None:
+            print(f"chains.Queue: {counted(len(errors), 'queued call')} failed, and nobody waited for it:", file=sys.stderr)
+            for error in errors:
+                traceback.print_exception(error)
+
+    def end(self) -> None:
+        """Leave out the calls that have not begun, since the process ends, and say so."""
+        with self._lock:
+            first, count = next(iter(self.pending), None), len(self.pending)
+        self.close(cancel=True)
+        if first is not None and sys.stderr is not None:
+            place = "{}queued at {}, line {}".format("the first " * (count > 1), *first.place)
+            print(
+                f"chains.Queue: the program ended before {counted(count, 'queued call')} ({place}): "
+                "what had not begun was left out. Wait with q.wait(), or in a block `with chains.Queue() as q`.",
+                file=sys.stderr,
+            )
+
+    def __del__(self) -> None:
+        self.report()
 
     def _forgive(self, failed: list[Result]) -> None:
         for result in failed:
@@ -477,7 +513,8 @@ def _close_all() -> None:
     """At the end of the process: no worker may run machine code that is unloaded."""
     for scheduler in list(_SCHEDULERS):
         if not scheduler.closed:
-            scheduler.close(cancel=True)
+            scheduler.end()
+        scheduler.report()
 
 
 def _after_fork() -> None:
@@ -487,7 +524,7 @@ def _after_fork() -> None:
             scheduler.closed, scheduler._threads = "was made by another process", []
             scheduler._lock = threading.RLock()
             scheduler._work, scheduler._ended = threading.Condition(scheduler._lock), threading.Condition(scheduler._lock)
-            scheduler.pending = {}
+            scheduler.pending, scheduler._failed = {}, []
             if scheduler._share is not None:
                 scheduler._share.__exit__(None, None, None)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from chains.expr.formulas import Replay
 from chains.residuals.loss import ResidualLoss, Tracer
+from chains.support import streams
 from chains.support.arguments import check_seed
 from chains.support.checks import check_number
 from chains.support.messages import counted, shown
@@ -172,7 +173,7 @@ class ResidualProblem:
         """
         check_number("k", k, "in [0, inf)")
         check_number("c", c, "in [0, inf)")
-        rng = np.random.default_rng(check_seed(seed))
+        rng = streams.generator("points", check_seed(seed))
         pools = self._pools(candidates)
         x, t = _arrays(pools, len(self.coordinates), self.loss.data)
         r = net.objective(x, t, self.loss).residuals(p).reshape(len(x), -1)

@@ -19,7 +19,7 @@ from chains.chain import Chain
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss, MSELoss, SquaredLoss
 from chains.network import checks
 from chains.network.network import check_net, network_of
-from chains.support import arguments
+from chains.support import arguments, streams
 from chains.support.checks import check_count, check_flags, check_number
 from chains.support.memory import on_host
 
@@ -267,7 +267,7 @@ class Laplace:
         seed : int
             The seed of the draws.
         """
-        rng = np.random.default_rng(arguments.check_seed(seed))
+        rng = streams.generator("posterior", arguments.check_seed(seed))
         z = rng.normal(size=(check_count("n", n), self._where.size))
         draws = np.tile(self._p, (len(z), 1))
         draws[:, self._where] += (z * np.sqrt(self._variances)) @ self._axes.T

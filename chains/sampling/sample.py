@@ -16,7 +16,7 @@ from chains.network.network import network_of
 from chains.penalties import Penalty
 from chains.sampling.draws import Draws
 from chains.sampling.trajectories import Posterior, Trajectories
-from chains.support import arguments
+from chains.support import arguments, streams
 from chains.support.checks import check_count, check_flags, check_is, check_number, with_hints
 from chains.support.memory import is_elsewhere
 from chains.support.messages import counted
@@ -143,7 +143,7 @@ def sample(
     trajectories = Trajectories(posterior, rows.copy(), check_finite)
     if weights is not None and (np.asarray(weights) < 0).any():
         raise ValueError("`weights` must be zero or positive: the density grows without bound along a negative one")
-    chains = _Chains(method, trajectories, np.random.default_rng(seed))
+    chains = _Chains(method, trajectories, streams.generator("sample", seed))
     return chains.run(*counts, progress)
 
 

@@ -18,6 +18,7 @@ from chains.expr import cos, floor, log, sqrt, where
 from chains.optimizers import SGD, Optimizer, Rate
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.support import arguments, streams
 from chains.support.checks import check_count, check_number
 from chains.support.messages import shown
 
@@ -27,7 +28,8 @@ class SGLD(Optimizer):
     """Stochastic gradient Langevin dynamics: p -= rate * g + sqrt(2 * rate * temperature) * z, with normal numbers z.
 
     With a small rate, the parameters of the steps are draws from ``exp(-L / temperature)``. The numbers z depend only on `seed`
-    of `train` and the step: they are the same on every backend to rounding. Source: Welling and Teh 2011.
+    of `train` and the step: they are the same on every backend to rounding. Members of an ensemble draw apart, since each has
+    its own seed. Source: Welling and Teh 2011.
 
     Parameters
     ----------
@@ -188,7 +190,7 @@ class SWAG(SGD):
         """
         mean, variance = self.moments(state)
         shape = (*mean.shape[:-1], check_count("n", n), mean.shape[-1])
-        z = np.random.default_rng(check_count("seed", seed, 0)).standard_normal(shape).astype(mean.dtype)
+        z = streams.generator("posterior", arguments.check_seed(seed)).standard_normal(shape).astype(mean.dtype)
         drawn = mean[..., None, :] + np.sqrt(variance)[..., None, :] * z
         return drawn.reshape(-1, mean.shape[-1])
 

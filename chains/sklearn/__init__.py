@@ -5,7 +5,7 @@ try:
     from chains.sklearn.regressor import ChainRegressor
 except ImportError as error:
     raise ImportError(
-        f"chains.sklearn needs scikit-learn 1.6 or later: pip install scikit-learn ({error})", name=error.name
+        f"chains.sklearn needs scikit-learn 1.7 or later: pip install scikit-learn ({error})", name=error.name
     ) from error
 
 __all__ = ["ChainClassifier", "ChainRegressor"]

@@ -11,6 +11,7 @@ from scipy.sparse import issparse
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.penalties import Penalty
+from chains.support import streams
 
 PIECE = 2**20  # numbers of the dense rows that exist at a time, without batches
 
@@ -32,7 +33,7 @@ class SparseBatches:
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
         order = np.arange(self.samples)
         if self.shuffle and self.batch_size < self.samples:
-            np.random.default_rng([self.seed, self.epoch]).shuffle(order)
+            streams.generator("order", self.seed, self.epoch).shuffle(order)
         self.epoch += 1
         return self._batches(order)
 

@@ -18,6 +18,7 @@ from chains.penalties import Penalty
 from chains.support import arguments
 from chains.support.checks import check_count, whole
 from chains.support.messages import counted
+from chains.support.streams import member_seeds
 from chains.training.history import Position
 from chains.training.resume import SOURCE, text_of
 
@@ -50,6 +51,13 @@ class ArrayBatches:
         """What decides the batches, by the names that users know."""
         flags = {"drop_last": bool(self.drop_last), "shuffle": bool(self.shuffle)}
         return {"samples": self.samples, "batch_size": self.batch_size, **flags, "seed": self.seed}
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """The seed of the network, shape (), or those of the members, shape (members,)."""
+        if self.members is not None and isinstance(self.seed, int):
+            return np.array(member_seeds(self.members.count, self.seed), np.uint64)
+        return np.array(self.seed, np.uint64)
 
     def counted_numbers(self, network: Network) -> dict[str, Any]:
         """The arrays for checks of their numbers, without targets that do not count."""
@@ -149,7 +157,7 @@ class SourceBatches:
         self, source: Any, network: Network, p: np.ndarray, loss: Loss, penalty: Penalty | None, *,
         epochs: int, position: Position, check_finite: bool,
     ) -> None:  # fmt: skip
-        self.source, self.settings, self.seed = source, position.data, position.data["seed"]
+        self.source, self.settings, self.seeds = source, position.data, np.array(position.data["seed"], np.uint64)
         self.arrays: dict[str, Any] = {}  # no data are known ahead
         self.members = None
         self._network, self._p, self._loss, self._penalty, self._check_finite = network, p, loss, penalty, check_finite

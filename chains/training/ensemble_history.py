@@ -11,6 +11,7 @@ import numpy as np
 from chains.support.axes import new_axes
 from chains.support.memory import on_host
 from chains.support.messages import counted, listed
+from chains.support.streams import member_seeds
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
 
@@ -71,7 +72,9 @@ class EnsembleHistory(History):
         metrics = {name: _column(values[:epochs], member) for name, values in self.metrics.items()}
         steps = self.steps - int(state["step"].max() - own["step"]) if state else self.steps
         seeds = position.data.get("seed")
-        data = position.data | ({"seed": seeds[member]} if isinstance(seeds, list) else {})
+        if isinstance(seeds, int):
+            seeds = member_seeds(self.members, seeds)
+        data = position.data | ({} if seeds is None else {"seed": seeds[member]})
         position = replace(position, step=len(losses), losses=losses, data=data)
         about = self.optimizer, reason, OptimizerState(own), position, self.layout
         return History(loss, validation, metrics, self.seconds[:epochs], steps, *about)

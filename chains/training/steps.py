@@ -21,6 +21,7 @@ from chains.network.executables import part_arrays
 from chains.optimizers import Optimizer
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
+from chains.support.streams import Streams
 from chains.training.batches import ArrayBatches, SourceBatches
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import START, Position
@@ -62,7 +63,7 @@ class Steps(ABC):
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._backend, self._program = executable.backend, executable.program
-        random = np.stack(np.broadcast_arrays(np.array(batches.seed, np.uint64), counts.astype(np.uint64)), axis=-1)
+        random = np.stack(np.broadcast_arrays(batches.seeds, counts.astype(np.uint64)), axis=-1)
         own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
@@ -158,11 +159,13 @@ class ArraySteps(Steps):
         samples, batch_size, data = batches.samples, batches.batch_size, self._used(batches.arrays)
         self._whole_batch = batch_size == samples
         self._shuffled = batches.shuffle and not self._whole_batch
-        self._seeds = [batches.seed] if isinstance(batches.seed, int) else list(batches.seed)
         # A row for each seed, (1 or members, samples). Steps on all samples take them in their own order.
+        seeds = np.atleast_1d(batches.seeds)
+        seeds = seeds[:1] if (seeds == seeds[0]).all() else seeds
         self._sorted = np.arange(samples)
-        self._order = self._sorted[None].repeat(len(self._seeds) if self._shuffled else 1, 0)
-        self._order_of_seed = list(zip(self._seeds, self._order, strict=False))
+        self._order = self._sorted[None].repeat(len(seeds) if self._shuffled else 1, 0)
+        self._order_of_seed = list(zip(seeds.tolist(), self._order, strict=False))
+        self._streams = Streams("order")
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers = memory_of(trained["p"]), self._program.buffers
@@ -236,7 +239,7 @@ class ArraySteps(Steps):
             return
         for seed, row in self._order_of_seed:
             row[...] = self._sorted
-            np.random.default_rng([seed, self.epoch]).shuffle(row)
+            self._streams(seed, self.epoch).shuffle(row)
         if self._comm is not None:
             for part in self._parts:
                 start, columns = self._batches.batch_size * part.first, self._columns(part.batch)

@@ -50,7 +50,7 @@ def train(
 
     In an ensemble, with `p` (members, n_params), each member is trained with the bits that it would have alone. If its loss is
     not finite or a callback ends it, the others continue. `x`, `t`, `weights`, `lengths` and `validation` are shared, or have
-    an axis of members in front; `state` always has this axis. Each member may have its `seed` and its optimiser.
+    an axis of members in front; `state` always has this axis. Each member has its own seed, and may have its own optimiser.
 
     Parameters
     ----------
@@ -73,7 +73,8 @@ def train(
     batch_size : int, optional
         Samples a step; None for all of them. A last, smaller batch is used too, unless `drop_last` is set.
     seed : int, or a list of them
-        The seed of the order of samples and of dropout. The same seed gives the same run.
+        The seed of the order of samples, of dropout and of noise. The same seed gives the same run. In an ensemble, one number
+        stands for the seeds `member_seeds` of the members; a list has one for each.
     shuffle, drop_last : bool
         Whether every epoch has a new order; whether a last, smaller batch is left out.
     weights : array, shape (samples,), or that of `t` or what broadcasts to it, optional
@@ -272,7 +273,7 @@ def _check_state(
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return executables.state_for(network, step.program, state, p.dtype, False, arrays).get("state")
+        return executables.state_for(network, step.program, state, p.dtype, arrays).get("state")
     ensembles.add_state(members, network, state, p, True)
     return members.arrays.pop("state")
 

@@ -43,7 +43,7 @@ def test_what_they_hold_is_as_it_was():
     wanted = net.loss(p, x, t, MSELoss(), penalty=chains.L2Penalty(0.1), state=objective._data["state"])
     assert abs(objective.value(p) - wanted) < 1e-12
     bound, own = pickle.loads(PICKLES["bound"]), Chain(Dense(4, 3, "tanh"))
-    np.testing.assert_allclose(bound(x[0]), own(x[:1], own.init(0, np.float64))[0], rtol=1e-12)
+    np.testing.assert_allclose(bound(x[0]), own(x[:1], own.init(np.random.default_rng(0), np.float64))[0], rtol=1e-12)
     optimizers = pickle.loads(PICKLES["optimizers"])
     assert optimizers[0] == chains.SGD(0.1, momentum=0.9)
     assert optimizers[3] == chains.RMSProp(1e-2)

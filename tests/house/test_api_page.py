@@ -98,6 +98,7 @@ INSIDE = {
 # Classes that users meet, but do not make, have no signature on the page.
 NOT_MADE = {
     chains.FallbackWarning,
+    chains.NumpyOnlyWarning,
     chains.layers.Cell,
     chains.layers.Declaration,
     chains.sampling.draws.Draws,

@@ -24,7 +24,7 @@ if not any(shutil.which(name) for name in ("ld.lld", "cc", "gcc", "clang", "ld")
     pytest.skip("no linker is installed", allow_module_level=True)
 
 NET = Chain(Dense(4, 12, tanh), Dense(12, 7, tanh), Dense(7, 3))
-P = NET.init(0, dtype="float64")
+P = NET.init(np.random.default_rng(0), "float64")
 
 
 def symbols(groups, samples, free):

@@ -165,6 +165,18 @@ def test_the_gradients_of_as_torch():
         first.sum().backward()
 
 
+def test_gradients_that_are_negated_when_they_are_read():
+    net = Chain(Dense(2, 2))
+    module, x = as_torch(net, net.init(dtype=np.float64)), torch.ones(1, 2, dtype=torch.float64)
+    gradients = []
+    for dy in (torch.tensor([[1.0, -2.0]], dtype=torch.float64), torch.tensor([[-1j, 2j]], dtype=torch.complex128).conj().imag):
+        module.zero_grad()
+        module(x).backward(dy)
+        gradients.append(module.p.grad.numpy().copy())
+    assert dy.is_neg()
+    assert np.array_equal(*gradients)
+
+
 def test_as_torch_trains_within_a_network_of_pytorch():
     torch.manual_seed(0)
     net = Chain(Dense(4, 8, tanh), BatchNorm(8), Dropout(0.2), Dense(8, 3))

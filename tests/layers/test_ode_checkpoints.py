@@ -87,7 +87,7 @@ def test_attempts_that_no_sample_needs_are_left_out(monkeypatch):
     found = {}
     for most in (24, 64):
         net = Chain(ODE(rate, (0.0, 1.0, 3.0), rtol=1e-8, max_steps=most), backend="numpy")
-        p, taken = net.init(seed=0, dtype=np.float64), []
+        p, taken = net.init(np.random.default_rng(0), np.float64), []
         assert 8 < max(len(way.times) - 1 + way.refused for way in ode_steps(net, p, x)) <= 16
         for call in (lambda: net(x, p), lambda: net.vjp(p, x, np.ones((2, 3, 2)))):  # noqa: B023
             call()

@@ -23,7 +23,7 @@ WAYS = [{"method": "rk4", "steps": 3}, {"method": "leapfrog", "steps": 3}, {"rto
 def driven(name, **settings):
     net = Chain(ODE(DRIVEN, TIMES, given=1, time=True, event=RAISED, **settings), input_shape=(3,), backend=name)
     x = np.array([[1.0, 0.0, 0.5], [2.0, 1.0, -0.2], [50.0, 0.0, 1.0], [0.5, 2.0, 0.3]])  # the third one lands too late
-    return net, net.init(seed=0, dtype=np.float64), x
+    return net, net.init(np.random.default_rng(0), np.float64), x
 
 
 @pytest.mark.parametrize("settings", WAYS)

@@ -157,7 +157,7 @@ IDS = ["resnet", "densenet"]
 def random_vectors(net, dtype):
     """Parameters as initialised, but for other numbers where those were all zeros or ones; and a state."""
     rng = np.random.default_rng(1)
-    p, state = net.init(dtype=dtype), net.init_state(dtype)
+    p, state = net.init(np.random.default_rng(0), dtype), net.init_state(dtype)
     for view in net.views(p).values():
         view += rng.normal(0.0, 0.1, view.shape) if view.ndim == 1 else 0.0
     state *= rng.uniform(0.7, 1.5, state.shape)

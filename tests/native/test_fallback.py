@@ -85,6 +85,41 @@ def test_it_can_be_an_error():
             net(X, net.init())
 
 
+NOT_LOADED = """\
+import sys, warnings
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "llvmlite.binding":
+            raise {error}
+
+sys.meta_path.insert(0, Finder())
+import numpy as np
+import chains
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    net = chains.Chain(chains.Dense(3, 2))
+    line = sys._getframe().f_lineno - 1
+p = net.init()
+print(net(np.ones((1, 3)), p).shape, [(each.category.__name__, each.lineno - line) for each in found], found[0].message)
+try:
+    chains.Chain(chains.Dense(3, 2), backend="native")
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("error", ["OSError('no libLLVM.so')", "MemoryError('no room')", "ImportError('no llvmlite')"])
+def test_a_library_that_cannot_be_loaded_is_as_a_missing_one(error):
+    code = NOT_LOADED.format(error=error)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    auto, native = done.stdout.splitlines()
+    reason = error.split("'")[1]
+    assert auto.startswith("(1, 2) [('NumpyOnlyWarning', 0)] chains runs on NumPy alone, several times slower, since")
+    assert f"llvmlite cannot be imported: {reason}" in auto
+    assert native == f"`backend` (='native') needs llvmlite, which cannot be imported: {reason}"
+
+
 def test_the_summary_tells():
     net = make()
     *_, last = net.summary().split("\n")

@@ -64,6 +64,32 @@ def check_gradients(backend: str, kind: type, place: Any = HOST) -> None:
                 check_equal(COMM, f"{name} of the objective of {net!r}", found, wanted, TOLERANCES[np.float64])
 
 
+def check_refusals() -> None:
+    """One process has an error before the first message: it raises that, and the others an error that names it."""
+    net, wrong = Chain(Dense(3, 2), BatchNorm(2)), COMM.rank == 1
+    p, x, t = net.init(0, np.float64), np.ones((4, 3)), np.ones((4, 2))
+    state = net.init_state(np.float64)
+    given = {"p": p, "x": x, "t": t, "loss": SquaredLoss(), "state": state}
+    bad = {
+        "x": np.ones((4, 2)), "p": p[:-1], "t": np.full((4, 2), np.nan), "state": None, "out": np.ones(3), "mode": "trian",
+        "seed": -1, "weights": np.ones(7),
+    }  # fmt: skip
+    for name, value in bad.items():
+        refused = r"`(check_finite|" + name + ")`" if wrong else r"^process 1 of 3 failed: (Type|Value)Error: .*`" + name + "`"
+        kinds = (TypeError, ValueError) if wrong else RuntimeError
+        here = given | ({name: value} if wrong else {})
+        with pytest.raises(kinds, match=refused):
+            net.value_and_grad(**here, check_finite=True, comm=COMM)
+        if name not in ("p", "out"):
+            with pytest.raises(kinds, match=refused):
+                net.objective(**{key: each for key, each in here.items() if key != "p"}, comm=COMM)
+    with pytest.raises(ValueError if wrong else RuntimeError, match="`x`"):
+        net.value_and_grad(
+            np.stack([p, p]), bad["x"] if wrong else x, t, SquaredLoss(), state=np.stack([state, state]), comm=COMM
+        )
+    check_equal(COMM, "value after refusals", net.value_and_grad(**given, comm=COMM)[0], net.value_and_grad(**given)[0], 1e-12)
+
+
 def check_nccl() -> None:
     """One communicator of NCCL's for each of MPI's, which ends with it; the sums that are asked of it; what is refused."""
     comm = COMM.Dup()
@@ -106,4 +132,5 @@ if __name__ == "__main__":
     if gpu is not None:
         check_gradients("native", np.float64, gpu)
         assert gpu.joined
+    check_refusals()
     check_nccl()

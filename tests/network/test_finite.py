@@ -31,7 +31,7 @@ def test_fits_of_an_ode_that_fails_end_lower(failing, method):
 def test_the_lowest_finite_point_is_returned(failing):
     """This start has a step of 2^-12 before it fails, where no point meets the strong Wolfe conditions."""
     net, objective = failing
-    p = net.init(seed=4, dtype=np.float64)
+    p = net.init(np.random.default_rng(4), np.float64)
     result = objective.minimize(p, options={"maxiter": 20})
     assert not result.success
     assert result.message.endswith("The lowest finite point is returned.")

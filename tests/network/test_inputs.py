@@ -183,6 +183,22 @@ def test_columns_of_objects_are_refused_with_what_to_do():
         net.loss(p, X, words, SquaredLoss())
 
 
+def test_dates_are_refused_with_what_to_do():
+    """As floats they are nanoseconds: inputs of 1e18."""
+    pandas = pytest.importorskip("pandas")
+    net = network("numpy")
+    p = net.init(dtype=np.float64)
+    frame = pandas.DataFrame(X, columns=["a", "day", "c"])
+    frame["day"] = pandas.date_range("2026-01-01", periods=12)
+    unit = r"\(x\['day'\] - x\['day'\].min\(\)\) / np.timedelta64\(1, 'D'\)"
+    with pytest.raises(TypeError, match=rf"^`x` \(a DataFrame\) must be real, .*the column 'day' holds dates.*{unit}$"):
+        net(frame, p)
+    with pytest.raises(TypeError, match=r"^`t` \(a Series\) must be real, .*; it holds dates or times: .*\(t - t.min\(\)\)"):
+        net.loss(p, X, frame["day"], SquaredLoss())
+    frame["day"] = (frame["day"] - frame["day"].min()) / np.timedelta64(1, "D")
+    assert np.isfinite(net(frame, p)).all()
+
+
 # PyTorch
 
 
@@ -227,6 +243,52 @@ def test_a_parameter_of_pytorch_is_trained_where_it_lies():
     before = parameter.detach().numpy().copy()
     train(net, parameter.detach(), X, X[:, 0], SquaredLoss(), SGD(0.1))
     assert (parameter.detach().numpy() != before).any()
+
+
+@pytest.mark.parametrize("name", ["x", "p", "t"])
+def test_tensors_that_are_negated_when_they_are_read_are_refused(name):
+    """Their memory, which DLPack gives, has numbers of the other sign."""
+    torch = pytest.importorskip("torch")
+    net = network("numpy")
+    arrays = {"x": torch.tensor(X), "t": torch.ones(12, 1), "p": torch.tensor(net.init(dtype=np.float64))}
+    wanted = net.loss(loss=SquaredLoss(), **arrays)
+    arrays[name] = torch.complex(torch.zeros_like(arrays[name]), -arrays[name]).conj().imag
+    assert arrays[name].is_neg()
+    with pytest.raises(TypeError, match=rf"`{name}` is a tensor that is negated .*try {name}.resolve_neg\(\)"):
+        net.loss(loss=SquaredLoss(), **arrays)
+    arrays[name] = arrays[name].resolve_neg()
+    assert net.loss(loss=SquaredLoss(), **arrays) == wanted
+
+
+def test_conjugates_of_pytorch_are_refused():
+    torch = pytest.importorskip("torch")
+    net = network("numpy")
+    with pytest.raises(TypeError, match=r"^`x` must be real, got torch.complex64$"):
+        net(torch.ones(4, 3, dtype=torch.complex64).conj(), net.init())
+
+
+def test_arrays_without_memory_are_refused_with_what_to_do():
+    """Such as those of dask, which are computed later."""
+
+    class Later:
+        shape, ndim, dtype = (4, 3), 2, np.dtype(np.float64)
+
+        def __array_namespace__(self):
+            return np
+
+    net = network("numpy")
+    with pytest.raises(TypeError, match=r"^`x` \(a Later\) has no memory to read: pass np.asarray\(x\)$"):
+        net(Later(), net.init())
+
+
+def test_tracers_of_jax_are_refused_with_what_to_do():
+    jax = pytest.importorskip("jax")
+    net = network("numpy")
+    p = net.init()
+    with pytest.raises(TypeError, match=r"^`x` is a tracer of JAX, .*chains.interop.as_jax\(net\)"):
+        jax.jit(lambda x: net(x, p))(np.ones((4, 3), np.float32))
+    with pytest.raises(TypeError, match=r"^`p` is a tracer of JAX"):
+        jax.grad(lambda p: net(X, p).sum())(p)
 
 
 @pytest.mark.parametrize("name", ["x", "p"])

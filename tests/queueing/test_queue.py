@@ -250,6 +250,39 @@ def test_an_error_that_nobody_has_read_comes_at_the_end():
             first.wait()
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_several_errors_come_as_a_group(wait):
+    def block():
+        with chains.Queue() as q:
+            first = q.call(lambda: 1 / 0)
+            q.call(print, first)  # which fails for the same reason
+            q.call(lambda: {}["key"])
+            if wait:
+                q.wait()
+
+    with pytest.raises(ExceptionGroup, match="2 queued calls failed") as caught:
+        block()
+    assert [type(error) for error in caught.value.exceptions] == [ZeroDivisionError, KeyError]
+    assert all("queued at" in error.__notes__[0] for error in caught.value.exceptions)
+
+
+def test_an_exception_of_the_block_tells_of_the_calls_that_failed(gate):
+    def block():
+        with chains.Queue() as q:
+            failed = q.call(lambda: 1 / 0)
+            assert eventually(lambda: failed.done)
+            held_up(q, gate)
+            q.call(len, "left out")
+            threading.Timer(0.05, gate.set).start()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        block()
+    (note,) = caught.value.__notes__
+    assert note.startswith("a queued call failed too, queued at ")
+    assert note.endswith("ZeroDivisionError: division by zero")
+
+
 def test_what_depends_on_an_error_does_not_run():
     a, ran = np.zeros(3), []
     with chains.Queue() as q:
@@ -584,7 +617,42 @@ def test_the_process_ends_while_calls_are_pending(workers):
     time.sleep(0.2)
     print("end")
     """)  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    assert (done.returncode, done.stdout) == (0, "end\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("chains.Queue: the program ended before 101 queued calls (the first queued at <string>, line ")
+    assert line.endswith("was left out. Wait with q.wait(), or in a block `with chains.Queue() as q`.")
+
+
+@pytest.mark.parametrize("end", ["time.sleep(0.2)", "q.close()", "del q; gc.collect()", "q = chains.Queue(); gc.collect()"])
+def test_errors_that_nobody_sees_are_printed_at_the_end(end):
+    done = run_script(SCRIPT + f"""
+    import gc
+    q = chains.Queue()
+    for name in ("first", "second"):
+        q.call(lambda name=name: {{}}[name])
+    try:
+        q.call(lambda: 1 / 0).wait()
+    except ZeroDivisionError:
+        print("seen")
+    {end}
+    """)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "seen\n")
+    assert done.stderr.count("chains.Queue: 2 queued calls failed, and nobody waited for it:") == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("KeyError")] == [
+        "KeyError: 'first'",
+        "KeyError: 'second'",
+    ]
+    assert done.stderr.count("queued at <string>, line") == 2
+
+
+def test_a_result_that_is_still_held_is_not_reported(capfd):
+    result = chains.Queue().call(lambda: 1 / 0)
+    gc.collect()
+    with pytest.raises(ZeroDivisionError):
+        result.wait()
+    del result
+    gc.collect()
+    assert capfd.readouterr().err == ""
 
 
 def test_waits_in_pieces(monkeypatch, gate):

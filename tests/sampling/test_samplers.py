@@ -69,7 +69,7 @@ def test_sgld_draws_from_a_known_posterior():
     temperature = variance / 30
     P = net.init_many(members, dtype=np.float64)
     sampler = SGLD(0.02, temperature)
-    train(net, P, x, t, SquaredLoss(), sampler, penalty=L2Penalty(temperature / (2 * prior)), epochs=1500, seed=range(members))
+    train(net, P, x, t, SquaredLoss(), sampler, penalty=L2Penalty(temperature / (2 * prior)), epochs=1500)
     order = np.concatenate([np.arange(e.start, e.stop) for e in (net.layout["0.weight"], net.layout["0.bias"])])
     drawn = P[:, order]
     error = np.sqrt(np.diag(covariance) / members)

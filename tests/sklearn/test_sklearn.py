@@ -296,8 +296,8 @@ def test_bad_data_are_refused():
 
 
 def sparse_samples(samples=500, features=40, density=0.1):
-    X = sp.random_array((samples, features), density=density, format="csr", rng=np.random.default_rng(0))
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(0)
+    X = sp.csr_array(rng.random((samples, features)) * (rng.random((samples, features)) < density))
     return X, {ChainRegressor: rng.normal(size=samples), ChainClassifier: rng.integers(0, 3, samples)}, rng.random(samples)
 
 

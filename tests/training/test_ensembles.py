@@ -25,6 +25,7 @@ from chains import (
     History,
     L2Penalty,
     SquaredLoss,
+    member_seeds,
     num_threads,
     schedules,
     tanh,
@@ -105,7 +106,8 @@ class Training:
     def alone(self, m, **more):
         """A member's parameters, state and history, of a training of its own."""
         settings, p = self.settings | more, self.net.init_many(MEMBERS, seed=1, dtype=np.float64)[m]
-        settings["seed"] = settings["seed"] if isinstance(settings["seed"], int) else int(settings["seed"][m])
+        seeds = member_seeds(MEMBERS, settings["seed"]) if isinstance(settings["seed"], int) else settings["seed"]
+        settings["seed"] = int(seeds[m])
         if settings.get("validation", [OWN["x"][0]])[0].ndim == 3:
             settings["validation"] = [array[m] for array in settings["validation"]]
         data = {name: array[m] if array.shape[:2] == (MEMBERS, SAMPLES) else array for name, array in self.data.items()}
@@ -154,7 +156,7 @@ def test_threads(threads):
             P = net.init_many(2)
             train(net, P, x, t, SquaredLoss(), Adam(0.01), batch_size=batch_size)
             for m, p in enumerate(net.init_many(2)):
-                train(net, p, x, t, SquaredLoss(), Adam(0.01), batch_size=batch_size)
+                train(net, p, x, t, SquaredLoss(), Adam(0.01), batch_size=batch_size, seed=member_seeds(2)[m])
                 assert np.array_equal(P[m], p)
 
 
@@ -249,6 +251,7 @@ def test_nan_in_one_member(batch_size, backend_name):
     assert not history.stopped
     assert history.running.tolist() == [0, 2]
     for m, p in enumerate(net.init_many(MEMBERS, dtype=np.float64)):
+        settings["seed"] = member_seeds(MEMBERS)[m]
         if m == 1:
             with pytest.raises(FloatingPointError) as caught:
                 train(net, p, x[m], t[m], SquaredLoss(), SGD(0.05), **settings)

@@ -23,7 +23,7 @@ t = (np.sin(2 * x) + 0.1 * rng.normal(size=x.shape)).astype(np.float32)
 net = Chain(Dense(1, 16, tanh), Dense(16, 1))
 P = net.init_many(1000, seed=0)
 begin = time.perf_counter()
-train(net, P, x, t, SquaredLoss(), Adam(2e-2), epochs=1000, seed=range(1000), progress=False)
+train(net, P, x, t, SquaredLoss(), Adam(2e-2), epochs=1000, progress=False)
 print(f"{len(P)} networks of {net.n_params} parameters, 1,000 steps each: {time.perf_counter() - begin:.1f} s")
 
 # %%
