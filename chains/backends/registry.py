@@ -132,7 +132,7 @@ def _of_distribution(entry: EntryPoint) -> Backend:
         found = entry.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"`backend` (={entry.name!r}) cannot be imported from {entry.value!r}: {error}") from error
-    return found if isinstance(found, Backend) else found()  # type: ignore[no-any-return]
+    return found if isinstance(found, Backend) else found()
 
 
 @cache

@@ -17,7 +17,7 @@ import numpy as np
 from chains.backends.array_api.library import Library, library
 from chains.backends.array_api.lowerings import CALLS, VALUES, lower
 from chains.backends.array_api.memory import FlatMemory, Memory, on_host
-from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
+from chains.backends.base import Arrays, Backend, Binding, Feed, UnsupportedOperationError, caller_arrays
 from chains.program.program import Program
 from chains.support.memory import Array
 
@@ -49,7 +49,7 @@ class ArrayBackend(Backend):
         self.namespace = text.removeprefix("array_api_compat.")
         self.device = device
         self.name = self.namespace if device is None else f"{self.namespace}:{device}"
-        self.library  # noqa: B018 - one that cannot be used is refused here
+        self.dtypes = (np.float32,) if self.library.narrow else (np.float32, np.float64)
 
     @cached_property
     def library(self) -> Library:
@@ -60,6 +60,8 @@ class ArrayBackend(Backend):
         return ArrayBackend, (self.namespace, self.device)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostArrayBinding:
+        if program.dtype not in self.dtypes:
+            raise UnsupportedOperationError(self.unsupported(program))
         return HostArrayBinding(self.library, program, batch, arrays, scratch)
 
     def about(self) -> dict[str, str]:

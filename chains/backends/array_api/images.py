@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,16 @@ class Images:
     def __init__(self, memory: Memory, window: Window, images: View, positions: View, groups: int = 1) -> None:
         self.memory, self.dtype, self.groups = memory, images.dtype, groups
         self.shape, self.positions = memory.shape(images), memory.shape(positions)
-        self.interior = (..., *(slice(window.padding[k][0], window.padding[k][0] + self.shape[2 + k]) for k in range(2)))
+        self.interior: tuple[Any, ...] = (
+            ...,
+            *(slice(window.padding[k][0], window.padding[k][0] + self.shape[2 + k]) for k in range(2)),
+        )
         self.padded = (*self.shape[:2], *(self.shape[2 + k] + sum(window.padding[k]) for k in range(2)))
         self.real = np.zeros(self.padded[2:], bool)
         self.real[self.interior] = True
-        self.entries = [(..., *self._covered(window, entry)) for entry in np.ndindex(window.size)]  # row by row
+        self.entries: list[tuple[Any, ...]] = [
+            (..., *self._covered(window, entry)) for entry in np.ndindex(window.size)
+        ]  # row by row
 
     def _covered(self, window: Window, entry: tuple[int, ...]) -> tuple[slice, ...]:
         starts = [place * window.dilation[k] for k, place in enumerate(entry)]
@@ -140,7 +146,7 @@ def _shares(images: Images, dy: View, x: View, y: View) -> Iterator[Array]:
 
 def _inverse_counts(images: Images, operation: Pool) -> Array:
     """The factor of each window that makes its sum its mean."""
-    counts = sum(np.float64(images.real[at] | operation.count_padding) for at in images.entries)
+    counts = np.sum([images.real[at] | operation.count_padding for at in images.entries], axis=0, dtype=np.float64)
     return images.memory.library.from_host((1.0 / np.maximum(counts, 1.0)).astype(images.dtype))  # it may be all padding
 
 

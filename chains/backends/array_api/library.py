@@ -17,6 +17,7 @@ Array = Any  # an array of the library
 
 _COMPATIBLE = ("numpy", "torch", "cupy", "dask.array")  # array_api_compat adds what these lack
 _ERF = {"torch": "torch", "cupy": "cupyx.scipy.special", "jax.numpy": "jax.scipy.special"}
+_NARROW = {"float64": "float32", "int64": "int32"}
 _LIKELY = "such as 'torch', 'cupy', 'jax.numpy' or 'array_api_strict'"
 
 
@@ -27,26 +28,24 @@ class Library:
 
     def __init__(self, xp: Any, name: str, device: Any) -> None:
         self.xp, self.device = xp, device
+        self.narrow = False  # whether there are no numbers of 64 bits, as on MPS; those of 32 bits then take their place
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
-        """The library's name of a type. Raises ValueError if it has none."""
-        name = "bool" if dtype == np.bool_ else dtype.name
-        if not hasattr(self.xp, name):
-            raise ValueError(f"the array library {self.xp.__name__!r} has no type {name}")
-        return getattr(self.xp, name)
+        """The library's name of a type."""
+        return getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
         return self.xp.full(shape, value, dtype=self.dtype(dtype), device=self.device)
 
     def from_host(self, array: Any) -> Array:
-        """A copy of a NumPy array. Raises ValueError if the library gives it another type."""
-        array = np.array(array)
-        made = self.xp.asarray(array, device=self.device)
-        if str(made.dtype).rpartition(".")[2] != array.dtype.name:
-            raise ValueError(f"{self.xp.__name__!r} makes {made.dtype} of {array.dtype}; JAX needs jax_enable_x64 for float64")
-        return made
+        """A copy of a NumPy array."""
+        array = np.asarray(array)
+        return self.xp.asarray(np.array(array, self._kept(array.dtype)), device=self.device)
+
+    def _kept(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return np.dtype(_NARROW.get(dtype.name, dtype)) if self.narrow else dtype
 
     def to_host(self, array: Array) -> np.ndarray:
         """The contents as a NumPy array, only to be read."""
@@ -100,7 +99,7 @@ class Torch(Library):
     has_strides = True
 
     def to_host(self, array: Array) -> np.ndarray:
-        return array.detach().cpu().numpy()  # type: ignore[no-any-return]
+        return array.detach().cpu().numpy()
 
     def strided(self, flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
         return flat.as_strided(shape, strides, flat.storage_offset() + offset)
@@ -128,10 +127,18 @@ def library(name: str, device: str | None) -> Library:
         xp = importlib.import_module(f"array_api_compat.{name}" if name in _COMPATIBLE else name)
         made = _KINDS.get(name, Library)(xp, name, None if device is None else _device(xp, name, device))
         made.to_host(made.from_host(np.zeros(1, np.float32)))
+        made.narrow = not _has_float64(made)
     except Exception as error:  # each library raises its own errors for a device that it does not have
         where = "" if device is None else f" on the device {device!r}"
         raise ValueError(f"the array library {name!r} cannot be used{where}: {error}; choose one {_LIKELY}") from error
     return made
+
+
+def _has_float64(library: Library) -> bool:
+    try:
+        return str(library.from_host(np.zeros(1)).dtype).endswith("float64")
+    except Exception:  # each library raises its own errors
+        return False
 
 
 def _device(xp: Any, name: str, device: str) -> Any:
