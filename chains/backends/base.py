@@ -20,6 +20,7 @@ from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
 from chains.support.memory import memory_of
+from chains.support.messages import listed
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -176,6 +177,12 @@ class Backend(ABC):
     def __repr__(self) -> str:
         return f"<{self.name} backend>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} cannot be pickled: give it a name by chains.backends.register, or define `__reduce__`")
+
+    def __deepcopy__(self, memo: object) -> Backend:
+        return self  # it is shared by networks
+
     @abstractmethod
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         """Bind a program to the caller's arrays. Each is C-contiguous, with the type and size of its buffer.
@@ -202,9 +209,8 @@ class Backend(ABC):
     def unsupported(self, program: Program) -> str | None:
         """The reason why the backend cannot run a program, a sentence with operation and layer; None if it can."""
         if program.dtype not in self.dtypes:
-            return (
-                f"backend {self.name!r} cannot compute in {program.dtype}: it has {', '.join(t.__name__ for t in self.dtypes)}"
-            )
+            types = listed(each.__name__ for each in self.dtypes)
+            return f"backend {self.name!r} cannot compute in {program.dtype}, only in {types}"
         every = (*program.operations, *all_operations(program.operations))
         return next((cannot_run(self.name, each) for each in every if type(each) not in self.lowered), None)
 

@@ -71,6 +71,8 @@ def register(name: str, backend: Backend | Callable[[], Backend]) -> None:
     with _lock:
         _BACKENDS[name] = (lambda: backend) if isinstance(backend, Backend) else backend
         _loaded.pop(name, None)
+        if isinstance(backend, Backend):
+            _loaded[name] = backend
         _registered[name] = None
 
 

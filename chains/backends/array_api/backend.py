@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -67,6 +68,9 @@ class ArrayBackend(Backend):
     def about(self) -> dict[str, str]:
         return {self.name: f"available, {self.library.xp.__name__} {getattr(self.library.xp, '__version__', '')}".strip()}
 
+    def running(self) -> AbstractContextManager[object]:
+        return np.errstate(all="ignore")  # of libraries that compute by NumPy
+
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         assert isinstance(binding, HostArrayBinding)
         return ArrayFeed(binding, sources, order)
@@ -118,6 +122,10 @@ class HostArrayBinding(Binding):
         self.send()
         self.inner.run()
         self.fetch()
+
+    def __call__(self) -> None:
+        with np.errstate(all="ignore"):
+            self.run()
 
 
 class ArrayFeed(Feed):
