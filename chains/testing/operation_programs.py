@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,14 @@ class Arrays:
 
     def view(self, name: str, shape: tuple[int, ...], kind: str, *, batched: bool = True, result: bool = False) -> View:
         """A view of this kind; "swapped" takes two axes, and is "part" for fewer."""
-        made = {"batched": batched, "role": "state" if result else "input"}
-        name = f"{name} {kind}"
+        make = partial(self.ops.external, f"{name} {kind}", batched=batched, role="state" if result else "input")
         if kind == "swapped" and len(shape) > 1:
-            return self.ops.external(name, (*shape[:-2], shape[-1], shape[-2]), **made).swap(-1, -2)
+            return make((*shape[:-2], shape[-1], shape[-2])).swap(-1, -2)
         if kind == "entry":
-            return self.ops.external(name, (2, *shape), **made).index(1 if batched else 0, 1)
+            return make((2, *shape)).index(1 if batched else 0, 1)
         if kind == "whole" or not shape:
-            return self.ops.external(name, shape, **made)
-        return self.ops.external(name, (*shape[:-1], shape[-1] + 3), **made).slice(-1, 2, 2 + shape[-1])
+            return make(shape)
+        return make((*shape[:-1], shape[-1] + 3)).slice(-1, 2, 2 + shape[-1])
 
     def input(self, name: str, *shape: int, batched: bool = True, dtype: Any = None) -> View:
         return self.ops.external(name, shape, role="input", batched=batched, dtype=dtype)

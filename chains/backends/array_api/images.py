@@ -73,9 +73,12 @@ class Images:
 def _convolve(memory: Memory, operation: Convolve) -> Value:
     (x, w), xp = operation.ins, memory.library.xp
     images = Images(memory, operation.window, x, operation.outs[0], operation.groups)
+    own = memory.library.convolution("conv2d", operation.window, operation.groups)
 
     def value() -> Array:
         padded = images.read(x)
+        if own is not None:
+            return own(padded, memory.read(w))
         columns = (images.columns(padded[at]) for at in images.entries)
         return xp.reshape(reduce(add, map(xp.matmul, images.kernels(w), columns)), images.positions)
 
@@ -86,8 +89,11 @@ def _convolve_input(memory: Memory, operation: ConvolveInput) -> Value:
     (dy, w), xp = operation.ins, memory.library.xp
     images = Images(memory, operation.window, operation.outs[0], dy, operation.groups)
     shape = (*images.shape[:2], *images.positions[2:])
+    own = memory.library.convolution("conv2d_input", operation.window, operation.groups)
 
     def value() -> Array:
+        if own is not None:
+            return own(images.padded, memory.read(w), memory.read(dy))[images.interior]
         cotangent = images.columns(memory.read(dy))
         parts = (xp.matmul(xp.matrix_transpose(kernels), cotangent) for kernels in images.kernels(w))
         return images.total(xp.reshape(part, shape) for part in parts)
@@ -98,8 +104,11 @@ def _convolve_input(memory: Memory, operation: ConvolveInput) -> Value:
 def _convolve_weight(memory: Memory, operation: ConvolveWeight) -> Value:
     (x, dy), xp, shape = operation.ins, memory.library.xp, memory.shape(operation.outs[0])
     images = Images(memory, operation.window, x, dy, operation.groups)
+    own = memory.library.convolution("conv2d_weight", operation.window, operation.groups)
 
     def value() -> Array:
+        if own is not None:
+            return own(images.read(x), shape, memory.read(dy))
         padded, cotangent = images.read(x), images.columns(memory.read(dy))
         columns = (xp.matrix_transpose(images.columns(padded[at])) for at in images.entries)
         parts = [xp.reshape(xp.sum(xp.matmul(cotangent, each), axis=0), shape[:2]) for each in columns]

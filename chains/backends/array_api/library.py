@@ -7,11 +7,13 @@ two on the host. Its subclasses use the functions that a library has for them.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from chains.backends.numpy.formulas import ufunc
+from chains.program.operations import Window
 
 Array = Any  # an array of the library
 
@@ -70,6 +72,10 @@ class Library:
         np.add.at(sums, self.to_host(index), self.to_host(rows))
         return self.from_host(sums)
 
+    def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
+        """The library's own "conv2d", "conv2d_input" or "conv2d_weight" of padded images, with PyTorch's arguments; or None."""
+        return None
+
     def erf(self, x: Array) -> Array:
         """The error function."""
         return self.from_host(ufunc("erf")(self.to_host(x))) if self._erf is None else self._erf(x)
@@ -106,6 +112,16 @@ class Torch(Library):
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         return table.index_add(0, index, rows)
+
+    def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
+        torch = importlib.import_module("torch")
+        function = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name)
+
+        def call(*operands: Any) -> Array:
+            with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+                return function(*operands, stride=window.stride, dilation=window.dilation, groups=groups)
+
+        return call
 
 
 class Jax(Library):
