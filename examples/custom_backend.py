@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="*", help="a pattern of the checks (%(default)s)")
     options = parser.parse_args(arguments)
 
+    torch.set_num_threads(1)  # threads cost more than they save on such small arrays
     register("own-torch", TorchBackend)  # from now on, backend="own-torch" is this one
     print(check_backend("own-torch", only=options.only), "\n")
 

@@ -31,11 +31,14 @@ class Library:
     def __init__(self, xp: Any, name: str, device: Any) -> None:
         self.xp, self.device = xp, device
         self.narrow = False  # whether there are no numbers of 64 bits, as on MPS; those of 32 bits then take their place
+        self._dtypes: dict[np.dtype[Any], Any] = {}
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
         """The library's name of a type."""
-        return getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        if dtype not in self._dtypes:
+            self._dtypes[dtype] = getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        return self._dtypes[dtype]
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
@@ -55,7 +58,8 @@ class Library:
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """The array with another type; itself if it has the type."""
-        return self.xp.astype(array, self.dtype(dtype), copy=False)
+        wanted = self.dtype(dtype)
+        return array if array.dtype == wanted else self.xp.astype(array, wanted)
 
     def strided(self, flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
         """A view of a flat array; strides and offset in elements."""
