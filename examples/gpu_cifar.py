@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="folder with the six files of CIFAR-10")
     options = parser.parse_args(arguments)
 
-    on_gpu = choose(parser, options.device, "fewer photographs and epochs")
+    place = choose(parser, options.device, "fewer photographs and epochs")
+    on_gpu = place.on_gpu
     epochs = (10 if on_gpu else 1) if options.epochs is None else options.epochs
     samples = (None if on_gpu else 1_000) if options.samples is None else options.samples
 
@@ -59,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not on_gpu:
         test_images, test_labels = test_images[:1_000], test_labels[:1_000]
 
-    backend = Cupy(precision=options.precision) if on_gpu else "auto"
+    backend = Cupy(precision=options.precision) if place.fused else place.backend
     net = rosetta_cnn(backend)
-    p = net.init(seed=options.seed, device="cuda" if on_gpu else "cpu")  # its place decides where all is done
+    p = net.init(seed=options.seed, device=place.memory)  # its place decides where all is done
     loss, optimizer = CrossEntropyLoss(), SGD(0.01, momentum=0.9)
     rest = {"epochs": epochs, "seed": options.seed, "progress": True}
     if options.augment:
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     times = np.diff(history.seconds, prepend=0.0)
     rows = [
-        ("machine", machine(on_gpu)),
+        ("machine", machine(place)),
         ("photographs trained on", f"{len(x):,}, {'streamed' if options.augment else 'all at hand'}"),
         ("epochs", f"{history.epochs}"),
         ("seconds an epoch", f"{np.min(times):.3f}" if len(times) else "none"),

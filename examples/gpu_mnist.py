@@ -18,7 +18,7 @@ import numpy as np
 from lenet5 import lenet5, pixels
 from on_gpu import add_device, choose, machine
 
-from chains import Adam, CrossEntropyLoss, History, accuracy, train
+from chains import Adam, Chain, CrossEntropyLoss, History, accuracy, train
 from chains.data import load_mnist
 
 
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=None, help="folder with the four files of MNIST")
     options = parser.parse_args(arguments)
 
-    on_gpu = choose(parser, options.device, "fewer digits and epochs")
+    place = choose(parser, options.device, "fewer digits and epochs")
+    on_gpu = place.on_gpu
     epochs = (10 if on_gpu else 3) if options.epochs is None else options.epochs
     samples = (None if on_gpu else 6_000) if options.samples is None else options.samples
     batch = (512 if on_gpu else 32) if options.batch is None else options.batch
@@ -49,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"MNIST is not here: {error}\n")
     x, t = pixels(images[:samples]), labels[:samples]
 
-    net = lenet5()
-    p = net.init(seed=options.seed, device="cuda" if on_gpu else "cpu")  # its place decides where all is done
+    net = Chain(*lenet5().layers, input_shape=(1, 28, 28), backend=place.backend)
+    p = net.init(seed=options.seed, device=place.memory)  # its place decides where all is done
     history = train(
         net, p, x, t, CrossEntropyLoss(), Adam(2e-3 if batch > 64 else 1e-3),
         epochs=epochs, batch_size=batch, seed=options.seed, progress=True,
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     outputs = net(pixels(test_images), p, out=np.empty((len(test_images), 10), np.float32))  # back in the computer's memory
     rows = [
-        ("machine", machine(on_gpu)),
+        ("machine", machine(place)),
         ("digits trained on", f"{len(x):,}"),
         ("epochs", f"{history.epochs}"),
         ("seconds an epoch", epoch_seconds(history)),

@@ -40,20 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 
-    on_gpu = choose(parser, options.device, "a smaller network and fewer points")
+    place = choose(parser, options.device, "a smaller network and fewer points")
+    on_gpu = place.on_gpu
     width = options.width or (4096 if on_gpu else 256)
     samples = options.samples or (65_536 if on_gpu else 4_096)
     batch = min(1024, max(1, samples // 8))
 
     inputs = max(1, width // 2)
     (x, t), (test_x, test_t) = (points(n, inputs, seed) for n, seed in ((samples, 1), (max(1, samples // 8), 2)))
-    backends = {"float32": "cupy", "tf32": Cupy(precision="tf32")} if on_gpu else {"float32": "auto"}
+    backends = {"float32": "cupy", "tf32": Cupy(precision="tf32")} if place.fused else {"float32": place.backend}
     loss, optimizer = CrossEntropyLoss(), SGD(0.05, momentum=0.9)
-    print(f"{machine(on_gpu)}: {inputs:,} -> {width:,} -> {width:,} -> {CLASSES}, {samples:,} points, batches of {batch:,}\n")
+    print(f"{machine(place)}: {inputs:,} -> {width:,} -> {width:,} -> {CLASSES}, {samples:,} points, batches of {batch:,}\n")
     print(f"{'products':12}{'seconds an epoch':>18}{'TFLOP/s':>10}{'accuracy':>10}")
     for name, backend in backends.items():
         net = Chain(Dense(inputs, width, relu), Dense(width, width, relu), Dense(width, CLASSES), backend=backend)
-        p = net.init(seed=options.seed, device="cuda" if on_gpu else "cpu")
+        p = net.init(seed=options.seed, device=place.memory)
         history = train(net, p, x, t, loss, optimizer, epochs=options.epochs, batch_size=batch, seed=options.seed)
         outputs = net(test_x, p, out=np.empty((len(test_x), CLASSES), np.float32))
         times = np.diff(history.seconds, prepend=0.0)

@@ -9,15 +9,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from chains.program.loop import all_operations
 from chains.program.operations import Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import concrete
 from chains.support.memory import memory_of
+from chains.support.messages import listed
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -147,15 +150,42 @@ class Fitter(ABC):
 
 
 class Backend(ABC):
-    """A way to execute programs."""
+    """A way to execute programs. A subclass has a `name`, the operations that it has code for, and `bind`.
+
+    Attributes
+    ----------
+    name : str
+        For messages.
+    lowered : collection of type
+        The classes of operations (`chains.program.operations`) that it can run.
+    dtypes : tuple of type
+        The types of parameters with which it computes.
+    slower : Backend, optional
+        The backend for programs that this one cannot run. A FallbackWarning then says why. Without it, they are refused.
+    rounding : dict of float
+        The error of a short computation by the name of its type, relative to the largest result. `chains.testing.check_backend`
+        holds the backend to it.
+    same_bits : bool
+        Whether a run on the same arrays gives the same bits again.
+    """
 
     name: str
-    lowered: ClassVar[Collection[type[Operation]]] = ()  # the classes of operations that the backend has code for
+    lowered: ClassVar[Collection[type[Operation]]] = ()
+    dtypes: tuple[type[np.generic], ...] = (np.float32, np.float64)
+    slower: Backend | None = None
+    rounding: Mapping[str, float] = MappingProxyType({"float32": 3e-5, "float64": 1e-12})
+    same_bits = True
     has_functions = False  # whether `function` ever returns one
     copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 
     def __repr__(self) -> str:
         return f"<{self.name} backend>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} cannot be pickled: give it a name by chains.backends.register, or define `__reduce__`")
+
+    def __deepcopy__(self, memo: object) -> Backend:
+        return self  # it is shared by networks
 
     @abstractmethod
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
@@ -170,17 +200,23 @@ class Backend(ABC):
         return None
 
     def choose(self, program: Program) -> Backend:
-        """The backend that runs this program: this one, unless it stands for several backends."""
-        return self
+        """The backend that runs this program: this one, or `slower`."""
+        if self.slower is None or (reason := self.unsupported(program)) is None:
+            return self
+        warnings.warn(f"{self.slower.name} runs the program '{program.name}': {reason}", FallbackWarning, stacklevel=2)
+        return self.slower.choose(program)
 
     def fallback(self, program: Program) -> str | None:
         """The reason, a sentence, why `choose` gives a program to a slower backend; None if it does not."""
-        return None
+        return None if self.slower is None else self.unsupported(program)
 
     def unsupported(self, program: Program) -> str | None:
         """The reason why the backend cannot run a program, a sentence with operation and layer; None if it can."""
-        unknown = (operation for operation in program.operations if type(operation) not in self.lowered)
-        return next((cannot_run(self.name, operation) for operation in unknown), None)
+        if program.dtype not in self.dtypes:
+            types = listed(each.__name__ for each in self.dtypes)
+            return f"backend {self.name!r} cannot compute in {program.dtype}, only in {types}"
+        every = (*program.operations, *all_operations(program.operations))
+        return next((cannot_run(self.name, each) for each in every if type(each) not in self.lowered), None)
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """The program as the backend runs it, as text; with `passes`, also the program after each pass.

@@ -71,6 +71,8 @@ def register(name: str, backend: Backend | Callable[[], Backend]) -> None:
     with _lock:
         _BACKENDS[name] = (lambda: backend) if isinstance(backend, Backend) else backend
         _loaded.pop(name, None)
+        if isinstance(backend, Backend):
+            _loaded[name] = backend
         _registered[name] = None
 
 
@@ -132,7 +134,7 @@ def _of_distribution(entry: EntryPoint) -> Backend:
         found = entry.load()
     except (ImportError, AttributeError) as error:
         raise ValueError(f"`backend` (={entry.name!r}) cannot be imported from {entry.value!r}: {error}") from error
-    return found if isinstance(found, Backend) else found()  # type: ignore[no-any-return]
+    return found if isinstance(found, Backend) else found()
 
 
 @cache

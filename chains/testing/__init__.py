@@ -1,4 +1,4 @@
-"""Checks for custom layers, activations and losses: gradients against differences, on every backend.
+"""Checks for custom layers, activations, losses and backends: gradients against differences, on every backend.
 
 from chains.testing import check_gradients
 
@@ -9,6 +9,7 @@ def test_my_loss():
     check_loss(my_loss, t=np.array([[0.5, -1.0], [2.0, 0.0]]))
 """
 
+from chains.testing.conformance import Conformance, check_backend
 from chains.testing.gradients import (
     Checked,
     Kink,
@@ -21,6 +22,6 @@ from chains.testing.gradients import (
 from chains.testing.programs import filled, listing, run_program, usable_backends
 
 __all__ = [
-    "Checked", "Kink", "assert_close", "away_from_kinks", "central_difference", "check_gradients", "check_loss", "filled",
-    "listing", "run_program", "usable_backends",
+    "Checked", "Conformance", "Kink", "assert_close", "away_from_kinks", "central_difference", "check_backend",
+    "check_gradients", "check_loss", "filled", "listing", "run_program", "usable_backends",
 ]  # fmt: skip

@@ -69,7 +69,7 @@ def run_program(
             own[buffer.name] = np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
         elif buffer.name in arrays:
             own[buffer.name] = np.array(arrays[buffer.name], buffer.dtype, order="C")
-    backend = find_backend(name)
+    backend = find_backend(name).choose(program)
     binding = backend.bind(program, batch, own, scratch=filled(backend.scratch_bytes(program, batch), fill))
     with backend.running():
         for _ in range(runs):

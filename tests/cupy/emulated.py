@@ -308,6 +308,9 @@ def finish_main() -> None:
         device.finish()
 
 
+_COMPILING = threading.Lock()
+
+
 class EmulatedDevice(Device):
     """A GPU made of a C compiler, and cuBLAS of NumPy. `backwards` runs threads and blocks from the last to the first.
 
@@ -396,10 +399,11 @@ class EmulatedDevice(Device):
         return array.ctypes.data
 
     def compile(self, text: str, kernels: Sequence[Kernel]) -> dict[str, Any]:
-        if text not in self._modules:
-            self.refuse("compilation of a module")
-            self._modules[text] = self.loaded("\n".join([SHIM, text, *map(_entry, kernels)]))
-        module = self._modules[text]
+        with _COMPILING:  # a second thread would load what the first one has half written
+            if text not in self._modules:
+                self.refuse("compilation of a module")
+                self._modules[text] = self.loaded("\n".join([SHIM, text, *map(_entry, kernels)]))
+            module = self._modules[text]
         return {kernel.name: (module[f"call_{kernel.name}"], kernel) for kernel in kernels}
 
     def runtime(self) -> ctypes.PyDLL:

@@ -97,6 +97,7 @@ INSIDE = {
 }
 # Classes that users meet, but do not make, have no signature on the page.
 NOT_MADE = {
+    testing.Conformance,
     chains.FallbackWarning,
     chains.NumpyOnlyWarning,
     chains.layers.Cell,

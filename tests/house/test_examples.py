@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 import types
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -317,6 +318,44 @@ def test_gpu_wide_on_a_gpu(capsys, emulated_gpu):
     text = capsys.readouterr().out
     assert text.startswith("GPU number 3: 16 -> 32 -> 32 -> 10, 200 points")
     assert all(len(table_row(text, name)) == 3 for name in ("float32", "tf32"))
+
+
+def test_gpu_examples_on_an_array_library(tmp_path, capsys):
+    pytest.importorskip("torch")
+    write_mnist(tmp_path, (40, 10))
+    load("gpu_mnist").main(["--data", str(tmp_path), "--batch", "20", "--epochs", "1", "--device", "torch:cpu"])
+    load("gpu_wide").main(["--width", "32", "--samples", "200", "--epochs", "1", "--device", "torch:cpu"])
+    text = capsys.readouterr().out
+    assert "No GPU" not in text
+    assert len(table_row(text, "float32")) == 3
+
+
+@pytest.mark.parametrize("name", ["gpu_mnist", "gpu_wide", "gpu_cifar"])
+def test_devices_that_cannot_be_used_are_refused(name, capsys):
+    for device, words in (("tpu", "'tpu' must be auto, cuda, cpu, or a library"), ("missing:cuda", "library 'missing' cannot")):
+        with pytest.raises(SystemExit):
+            load(name).main(["--device", device])
+        assert words in capsys.readouterr().err
+
+
+def test_custom_backend(capsys):
+    pytest.importorskip("torch")
+    with monkeypatched_registry():
+        load("custom_backend").main(["--epochs", "2", "--only", "operations: *a*"])
+    text = capsys.readouterr().out
+    assert "operations: matmul" in text
+    assert "wrong:" not in text
+    own, numpy = (table_row(text.replace(" s\n", "\n").replace("loss", ""), name)[0] for name in ("own-torch", "numpy"))
+    assert abs(own - numpy) < 1e-10
+
+
+@contextmanager
+def monkeypatched_registry():
+    """The registry of backends, which is as before afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_BACKENDS", "_loaded", "_registered"):
+            patch.setattr(backends.registry, name, dict(getattr(backends.registry, name)))
+        yield
 
 
 @pytest.mark.parametrize("name", ["gpu_mnist", "gpu_wide", "gpu_cifar"])

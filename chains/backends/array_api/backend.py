@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from chains.backends.array_api.library import Library, library
 from chains.backends.array_api.lowerings import CALLS, VALUES, lower
 from chains.backends.array_api.memory import FlatMemory, Memory, on_host
-from chains.backends.base import Arrays, Backend, Binding, Feed, caller_arrays
+from chains.backends.base import Arrays, Backend, Binding, Feed, UnsupportedOperationError, caller_arrays
 from chains.program.program import Program
 from chains.support.memory import Array
 
@@ -49,7 +50,7 @@ class ArrayBackend(Backend):
         self.namespace = text.removeprefix("array_api_compat.")
         self.device = device
         self.name = self.namespace if device is None else f"{self.namespace}:{device}"
-        self.library  # noqa: B018 - one that cannot be used is refused here
+        self.dtypes = (np.float32,) if self.library.narrow else (np.float32, np.float64)
 
     @cached_property
     def library(self) -> Library:
@@ -60,10 +61,15 @@ class ArrayBackend(Backend):
         return ArrayBackend, (self.namespace, self.device)
 
     def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostArrayBinding:
+        if program.dtype not in self.dtypes:
+            raise UnsupportedOperationError(self.unsupported(program))
         return HostArrayBinding(self.library, program, batch, arrays, scratch)
 
     def about(self) -> dict[str, str]:
         return {self.name: f"available, {self.library.xp.__name__} {getattr(self.library.xp, '__version__', '')}".strip()}
+
+    def running(self) -> AbstractContextManager[object]:
+        return np.errstate(all="ignore")  # of libraries that compute by NumPy
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
         assert isinstance(binding, HostArrayBinding)
@@ -116,6 +122,10 @@ class HostArrayBinding(Binding):
         self.send()
         self.inner.run()
         self.fetch()
+
+    def __call__(self) -> None:
+        with np.errstate(all="ignore"):
+            self.run()
 
 
 class ArrayFeed(Feed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +26,16 @@ class Images:
     def __init__(self, memory: Memory, window: Window, images: View, positions: View, groups: int = 1) -> None:
         self.memory, self.dtype, self.groups = memory, images.dtype, groups
         self.shape, self.positions = memory.shape(images), memory.shape(positions)
-        self.interior = (..., *(slice(window.padding[k][0], window.padding[k][0] + self.shape[2 + k]) for k in range(2)))
+        self.interior: tuple[Any, ...] = (
+            ...,
+            *(slice(window.padding[k][0], window.padding[k][0] + self.shape[2 + k]) for k in range(2)),
+        )
         self.padded = (*self.shape[:2], *(self.shape[2 + k] + sum(window.padding[k]) for k in range(2)))
         self.real = np.zeros(self.padded[2:], bool)
         self.real[self.interior] = True
-        self.entries = [(..., *self._covered(window, entry)) for entry in np.ndindex(window.size)]  # row by row
+        self.entries: list[tuple[Any, ...]] = [
+            (..., *self._covered(window, entry)) for entry in np.ndindex(window.size)
+        ]  # row by row
 
     def _covered(self, window: Window, entry: tuple[int, ...]) -> tuple[slice, ...]:
         starts = [place * window.dilation[k] for k, place in enumerate(entry)]
@@ -67,9 +73,12 @@ class Images:
 def _convolve(memory: Memory, operation: Convolve) -> Value:
     (x, w), xp = operation.ins, memory.library.xp
     images = Images(memory, operation.window, x, operation.outs[0], operation.groups)
+    own = memory.library.convolution("conv2d", operation.window, operation.groups)
 
     def value() -> Array:
         padded = images.read(x)
+        if own is not None:
+            return own(padded, memory.read(w))
         columns = (images.columns(padded[at]) for at in images.entries)
         return xp.reshape(reduce(add, map(xp.matmul, images.kernels(w), columns)), images.positions)
 
@@ -80,8 +89,11 @@ def _convolve_input(memory: Memory, operation: ConvolveInput) -> Value:
     (dy, w), xp = operation.ins, memory.library.xp
     images = Images(memory, operation.window, operation.outs[0], dy, operation.groups)
     shape = (*images.shape[:2], *images.positions[2:])
+    own = memory.library.convolution("conv2d_input", operation.window, operation.groups)
 
     def value() -> Array:
+        if own is not None:
+            return own(images.padded, memory.read(w), memory.read(dy))[images.interior]
         cotangent = images.columns(memory.read(dy))
         parts = (xp.matmul(xp.matrix_transpose(kernels), cotangent) for kernels in images.kernels(w))
         return images.total(xp.reshape(part, shape) for part in parts)
@@ -92,8 +104,11 @@ def _convolve_input(memory: Memory, operation: ConvolveInput) -> Value:
 def _convolve_weight(memory: Memory, operation: ConvolveWeight) -> Value:
     (x, dy), xp, shape = operation.ins, memory.library.xp, memory.shape(operation.outs[0])
     images = Images(memory, operation.window, x, dy, operation.groups)
+    own = memory.library.convolution("conv2d_weight", operation.window, operation.groups)
 
     def value() -> Array:
+        if own is not None:
+            return own(images.read(x), shape, memory.read(dy))
         padded, cotangent = images.read(x), images.columns(memory.read(dy))
         columns = (xp.matrix_transpose(images.columns(padded[at])) for at in images.entries)
         parts = [xp.reshape(xp.sum(xp.matmul(cotangent, each), axis=0), shape[:2]) for each in columns]
@@ -140,7 +155,7 @@ def _shares(images: Images, dy: View, x: View, y: View) -> Iterator[Array]:
 
 def _inverse_counts(images: Images, operation: Pool) -> Array:
     """The factor of each window that makes its sum its mean."""
-    counts = sum(np.float64(images.real[at] | operation.count_padding) for at in images.entries)
+    counts = np.sum([images.real[at] | operation.count_padding for at in images.entries], axis=0, dtype=np.float64)
     return images.memory.library.from_host((1.0 / np.maximum(counts, 1.0)).astype(images.dtype))  # it may be all padding
 
 

@@ -7,16 +7,19 @@ two on the host. Its subclasses use the functions that a library has for them.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from chains.backends.numpy.formulas import ufunc
+from chains.program.operations import Window
 
 Array = Any  # an array of the library
 
 _COMPATIBLE = ("numpy", "torch", "cupy", "dask.array")  # array_api_compat adds what these lack
 _ERF = {"torch": "torch", "cupy": "cupyx.scipy.special", "jax.numpy": "jax.scipy.special"}
+_NARROW = {"float64": "float32", "int64": "int32"}
 _LIKELY = "such as 'torch', 'cupy', 'jax.numpy' or 'array_api_strict'"
 
 
@@ -27,26 +30,27 @@ class Library:
 
     def __init__(self, xp: Any, name: str, device: Any) -> None:
         self.xp, self.device = xp, device
+        self.narrow = False  # whether there are no numbers of 64 bits, as on MPS; those of 32 bits then take their place
+        self._dtypes: dict[np.dtype[Any], Any] = {}
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
-        """The library's name of a type. Raises ValueError if it has none."""
-        name = "bool" if dtype == np.bool_ else dtype.name
-        if not hasattr(self.xp, name):
-            raise ValueError(f"the array library {self.xp.__name__!r} has no type {name}")
-        return getattr(self.xp, name)
+        """The library's name of a type."""
+        if dtype not in self._dtypes:
+            self._dtypes[dtype] = getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        return self._dtypes[dtype]
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
         return self.xp.full(shape, value, dtype=self.dtype(dtype), device=self.device)
 
     def from_host(self, array: Any) -> Array:
-        """A copy of a NumPy array. Raises ValueError if the library gives it another type."""
-        array = np.array(array)
-        made = self.xp.asarray(array, device=self.device)
-        if str(made.dtype).rpartition(".")[2] != array.dtype.name:
-            raise ValueError(f"{self.xp.__name__!r} makes {made.dtype} of {array.dtype}; JAX needs jax_enable_x64 for float64")
-        return made
+        """A copy of a NumPy array."""
+        array = np.asarray(array)
+        return self.xp.asarray(np.array(array, self._kept(array.dtype)), device=self.device)
+
+    def _kept(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return np.dtype(_NARROW.get(dtype.name, dtype)) if self.narrow else dtype
 
     def to_host(self, array: Array) -> np.ndarray:
         """The contents as a NumPy array, only to be read."""
@@ -54,7 +58,8 @@ class Library:
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """The array with another type; itself if it has the type."""
-        return self.xp.astype(array, self.dtype(dtype), copy=False)
+        wanted = self.dtype(dtype)
+        return array if array.dtype == wanted else self.xp.astype(array, wanted)
 
     def strided(self, flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
         """A view of a flat array; strides and offset in elements."""
@@ -70,6 +75,10 @@ class Library:
         sums = np.array(self.to_host(table))
         np.add.at(sums, self.to_host(index), self.to_host(rows))
         return self.from_host(sums)
+
+    def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
+        """The library's own "conv2d", "conv2d_input" or "conv2d_weight" of padded images, with PyTorch's arguments; or None."""
+        return None
 
     def erf(self, x: Array) -> Array:
         """The error function."""
@@ -100,13 +109,23 @@ class Torch(Library):
     has_strides = True
 
     def to_host(self, array: Array) -> np.ndarray:
-        return array.detach().cpu().numpy()  # type: ignore[no-any-return]
+        return array.detach().cpu().numpy()
 
     def strided(self, flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
         return flat.as_strided(shape, strides, flat.storage_offset() + offset)
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         return table.index_add(0, index, rows)
+
+    def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
+        torch = importlib.import_module("torch")
+        function = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name)
+
+        def call(*operands: Any) -> Array:
+            with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+                return function(*operands, stride=window.stride, dilation=window.dilation, groups=groups)
+
+        return call
 
 
 class Jax(Library):
@@ -128,10 +147,18 @@ def library(name: str, device: str | None) -> Library:
         xp = importlib.import_module(f"array_api_compat.{name}" if name in _COMPATIBLE else name)
         made = _KINDS.get(name, Library)(xp, name, None if device is None else _device(xp, name, device))
         made.to_host(made.from_host(np.zeros(1, np.float32)))
+        made.narrow = not _has_float64(made)
     except Exception as error:  # each library raises its own errors for a device that it does not have
         where = "" if device is None else f" on the device {device!r}"
         raise ValueError(f"the array library {name!r} cannot be used{where}: {error}; choose one {_LIKELY}") from error
     return made
+
+
+def _has_float64(library: Library) -> bool:
+    try:
+        return str(library.from_host(np.zeros(1)).dtype).endswith("float64")
+    except Exception:  # each library raises its own errors
+        return False
 
 
 def _device(xp: Any, name: str, device: str) -> Any:

@@ -108,9 +108,12 @@ def _fill(memory: Memory, operation: ops.Fill) -> Callable[[], Array]:
 
 def _map(memory: Memory, operation: ops.Map) -> list[Call]:
     outs, ins, formula, asarray = operation.outs, operation.ins, operation.formula, memory.library.xp.asarray
-    if id(formula) not in memory.formulas:  # the steps of a loop have one formula
-        memory.formulas[id(formula)] = formula, evaluator(memory.library, formula, memory.program.dtype)
-    compute = memory.formulas[id(formula)][1]
+    scalar = all(view.ndim == 0 for view in operation.views)
+    dtype = np.result_type(*(view.dtype for view in operation.views)) if scalar else memory.program.dtype
+    key = id(formula), dtype
+    if key not in memory.formulas:  # the steps of a loop have one formula
+        memory.formulas[key] = formula, evaluator(memory.library, formula, dtype)
+    compute = memory.formulas[key][1]
 
     def run() -> None:
         results = compute([memory.read(view) for view in ins])

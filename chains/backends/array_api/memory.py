@@ -22,7 +22,7 @@ class Memory:
 
     def __init__(self, library: Library, program: Program, batch: int, arrays: Mapping[str, Array], scratch: Any) -> None:
         self.library, self.program, self.batch = library, program, batch
-        self.formulas: dict[int, tuple[Any, Any]] = {}  # by the id of a formula, hence kept with it
+        self.formulas: dict[tuple[int, np.dtype[Any]], tuple[Any, Any]] = {}  # by the id of a formula, hence kept with it
         self._flat = {program.buffers[name]: _flat(library, array) for name, array in arrays.items() if name in program.buffers}
         self._views: dict[View, Any] = {}
         self._planned = {view.buffer for each in program.operations for view in each.views if view.buffer.role == "scratch"}
@@ -41,7 +41,7 @@ class Memory:
     def host(self, view: View) -> np.ndarray:
         """The contents of a view as a NumPy array."""
         if on_host(view.buffer):
-            return self.buffer(view.buffer)[self._elements(view)]  # type: ignore[no-any-return]
+            return self.buffer(view.buffer)[self._elements(view)]
         return self.library.to_host(self.read(view))
 
     def put(self, buffer: Buffer, value: Array) -> None:
@@ -103,7 +103,7 @@ class FlatMemory(Memory):
             changed, source = np.zeros(size, bool), np.zeros(size, np.int64)
             changed[places], source[places] = True, np.arange(len(places))
             self._views[view] = tuple(map(self.library.from_host, (places, changed, source)))
-        return self._views[view]  # type: ignore[no-any-return]
+        return self._views[view]
 
 
 def on_host(buffer: Buffer) -> bool:

@@ -14,16 +14,23 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, aligned
 from chains.backends.numpy.images import Workspace
 from chains.backends.numpy.lowerings import LOWERINGS, Call, lower
-from chains.backends.numpy.memory import Memory
+from chains.backends.numpy.memory import NO_FUNCTIONS, Functions, Memory
 from chains.program.loop import all_operations
 from chains.program.program import Program
 
 
 class NumpyBackend(Backend):
-    """Runs programs with NumPy's ufuncs and matrix products, in one Python thread."""
+    """Runs programs with NumPy's ufuncs and matrix products, in one Python thread.
+
+    A subclass can do some operations in another way: `functions` has a function for each of these classes of operations. It is
+    called once when a program is bound, as ``function(memory, operation)``, and returns a list of calls without arguments that
+    carry the operation out. ``memory.array(view)`` is the NumPy array of a view, always the same object: the calls read the
+    arrays of ``operation.ins`` and fill those of ``operation.outs`` in place. NumPy does the other operations.
+    """
 
     name = "numpy"
     lowered = LOWERINGS.keys()
+    functions: Functions = NO_FUNCTIONS
 
     def __init__(self) -> None:
         self._scratch_bytes: WeakKeyDictionary[Program, dict[int, int]] = WeakKeyDictionary()
@@ -32,7 +39,7 @@ class NumpyBackend(Backend):
         known = self._scratch_bytes.setdefault(program, {})
         if scratch is None and batch in known:
             scratch = aligned(known[batch])
-        binding = NumpyBinding(program, batch, arrays, scratch)
+        binding = NumpyBinding(program, batch, arrays, scratch, self.functions)
         known[batch] = binding.scratch_bytes
         return binding
 
@@ -50,10 +57,12 @@ class NumpyBinding(Binding):
     The temporary arrays of formulas are known once all calls are made. So without `scratch`, each has separate memory.
     """
 
-    def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
+    def __init__(
+        self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None, functions: Functions = NO_FUNCTIONS
+    ) -> None:
         self.program = program
         self.batch = batch
-        self.memory = memory = Memory(program, batch, arrays, scratch)
+        self.memory = memory = Memory(program, batch, arrays, scratch, functions)
         self.arrays = memory.arrays
         memory.workspace_bytes = max((Workspace(each, memory).nbytes for each in all_operations(program.operations)), default=0)
         self.calls: list[Call] = []

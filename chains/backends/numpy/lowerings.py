@@ -36,7 +36,7 @@ def ones(length: int, dtype: np.dtype[Any]) -> np.ndarray:
 def lower(memory: Memory, operation: ops.Operation) -> list[Call]:
     """The calls that carry out one operation."""
     try:
-        lowering = LOWERINGS[type(operation)]
+        lowering = memory.functions.get(type(operation)) or LOWERINGS[type(operation)]
     except KeyError:
         raise UnsupportedOperationError(cannot_run("numpy", operation)) from None
     return lowering(memory, operation)

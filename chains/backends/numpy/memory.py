@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ from chains.program.scratch import ALIGNMENT
 from chains.program.view import View, concrete
 from chains.support.caching import lazy
 
+Functions = Mapping[type[Operation], Callable[["Memory", Any], list[Callable[[], Any]]]]
+NO_FUNCTIONS: Functions = MappingProxyType({})
+
 
 class Memory:
     """The caller's arrays and scratch.
@@ -24,7 +29,10 @@ class Memory:
     them. `workspace_bytes` must be set before the workspace is used.
     """
 
-    def __init__(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
+    def __init__(
+        self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None, functions: Functions = NO_FUNCTIONS
+    ) -> None:
+        self.functions = functions  # for operations that are done in another way
         self.program = program
         self.batch = batch
         self.arrays = caller_arrays(program, batch, arrays)

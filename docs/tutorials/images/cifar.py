@@ -66,5 +66,6 @@ for axis, image, right, found in zip(axes.flat, x_test, t_test, labels, strict=F
     axis.set(title=f"{right}: {found}", xticks=[], yticks=[])
 
 # %%
-# To try next: ``Batches`` without ``augment``; two residual branches. ``examples/rosetta_cnn.py`` learns all of CIFAR-10, and
+# To try next: ``Batches`` without ``augment``; two residual branches. ``examples/rosetta_cnn.py`` learns all of CIFAR-10,
+# ``examples/gpu_cifar.py --device cuda`` does so :doc:`on a GPU </gpu>`, and
 # :doc:`the page on data </api/data>` lists the parts of such batches.

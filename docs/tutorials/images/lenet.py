@@ -59,5 +59,6 @@ for axis, picture in zip(axes, [x_test[0, 0], *maps[0]], strict=True):
     axis.axis("off")
 
 # %%
-# To try next: :class:`chains.AvgPool` instead of ``MaxPool``. ``examples/lenet5.py`` learns all of MNIST, and :doc:`a smaller
-# network </auto_tutorials/first_steps/digits>` needs no convolutions.
+# To try next: :class:`chains.AvgPool` instead of ``MaxPool``. ``examples/lenet5.py`` learns all of MNIST, also
+# :doc:`on a GPU </gpu>` (``examples/gpu_mnist.py --device cuda``). :doc:`A smaller network
+# </auto_tutorials/first_steps/digits>` needs no convolutions.

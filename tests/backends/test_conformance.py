@@ -1,0 +1,263 @@
+"""The conformance test: the backends of the package pass, and planted faults are found."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import sleep
+
+import numpy as np
+import pytest
+
+from chains.backends import ArrayBackend, NumpyBackend, UnsupportedOperationError
+from chains.backends.numpy.lowerings import LOWERINGS
+from chains.program import operations as ops
+from chains.program.loop import Loop
+from chains.testing import Conformance, check_backend
+from chains.testing.conformance import _checks
+
+CHECKS = tuple(_checks())
+BACKENDS = {
+    "numpy": lambda: "numpy",
+    "native": lambda: pytest.importorskip("llvmlite") and "native",
+    "torch": lambda: pytest.importorskip("torch") and ArrayBackend("torch"),
+    "strict": lambda: pytest.importorskip("array_api_strict") and ArrayBackend("array_api_strict"),
+    "emulated": lambda: "emulated",
+    "one-kernel": lambda: "one-kernel",
+}
+
+
+@pytest.mark.few(20, always=lambda name, only: name == "numpy")
+@pytest.mark.parametrize("only", CHECKS)
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_backends_of_the_package_pass(name, only):
+    table = check_backend(BACKENDS[name](), only=only)
+    assert isinstance(table, Conformance)
+    assert not table.faults
+    (row,) = table.rows
+    assert row.passed + len(row.refused) >= 2
+    assert 0.0 <= row.worst <= 1.0
+    if name not in ("native", "emulated", "one-kernel"):
+        assert not table.refused
+
+
+def test_the_table_names_the_checks_and_what_is_refused():
+    class Partial(NumpyBackend):
+        name = "partial"
+        functions = {ops.Random: lambda memory, operation: _lacking(operation)}  # noqa: RUF012
+
+    table = check_backend(Partial(), only="operations: r*")
+    assert str(table).startswith("backend 'partial'\ncheck ")
+    assert "operations: random" in str(table)
+    assert "refused: backend 'partial' cannot run the operation `random`" in str(table)
+    assert table.rows[0].passed == 0
+
+
+def _lacking(operation):
+    raise UnsupportedOperationError(f"backend 'partial' cannot run the operation `{operation.name}`")
+
+
+@pytest.mark.parametrize("thing", [3, None, NumpyBackend])
+def test_what_is_no_backend_is_refused(thing):
+    with pytest.raises(TypeError, match="`backend`"):
+        check_backend(thing)
+
+
+def test_a_pattern_of_no_check_is_refused():
+    with pytest.raises(ValueError, match=r"`only` \(='nothing'\)"):
+        check_backend("numpy", only="nothing")
+
+
+# Planted faults: NumPy with one thing wrong, and the check that must find it.
+
+
+def changed(kind, change):
+    """A backend whose operations of this class do something else, too."""
+
+    class Changed(NumpyBackend):
+        name = "changed"
+        functions = {kind: lambda memory, operation: change(memory, operation, LOWERINGS[kind](memory, operation))}  # noqa: RUF012
+
+    return Changed()
+
+
+def transposed_operands_are_taken_as_they_lie(memory, operation, calls):
+    out, a, b = (memory.array(view) for view in operation.views)
+    if not b.flags.f_contiguous or min(b.shape) < 2 or operation.accumulate:
+        return calls
+    return [lambda: np.copyto(out, a @ b.ravel("K").reshape(b.shape))]
+
+
+def sums_are_not_added(memory, operation, calls):
+    out, a, b = (memory.array(view) for view in operation.views)
+    return [lambda: np.copyto(out, a @ b)]
+
+
+def gaps_are_overwritten(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    base = memory.arrays.get(operation.outs[0].buffer.name)
+    return calls if base is None or base.size == out.size else [*calls, lambda: base.reshape(-1)[-1:].fill(0.0)]
+
+
+def scratch_is_read_before_it_is_filled(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    if operation.outs[0].buffer.role != "scratch":
+        return calls
+    return [lambda: np.multiply(out, 0.0, out), *calls[:-1], lambda: (old := out.copy(), calls[-1](), np.add(out, old, out))]
+
+
+def nan_is_lost_in_a_maximum(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: np.nan_to_num(out, copy=False, nan=0.0)]
+
+
+def ties_share_the_gradient(memory, operation, calls):
+    if operation.kind != "max":
+        return calls
+    dx, y = memory.array(operation.outs[0]), memory.array(operation.ins[2])
+    return [*calls, lambda: np.multiply(dx, 1.0 - 0.5 * (y.size > 0), dx)]
+
+
+def the_last_index_wins(memory, operation, calls):
+    out, index, source = (memory.array(view) for view in operation.views)
+
+    def call():
+        out[np.clip(index, 0, len(out) - 1)] += source  # equal indices are added once
+
+    return [call]
+
+
+def seeds_are_cut(memory, operation, calls):
+    key = memory.array(operation.ins[0])
+
+    def call():
+        whole = key[0]
+        key.flags.writeable = True
+        key[0] = whole & np.uint64(0xFFFFFFFF)
+        for each in calls:
+            each()
+        key[0] = whole
+
+    return [call]
+
+
+def loops_stop_early(memory, operation, calls):
+    return calls if operation.steps < 2 or not operation.advances else calls[:-1]
+
+
+def rounding_is_lost(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: np.copyto(out, out.astype(np.float32) if out.dtype == np.float64 else out)]
+
+
+def padding_counts(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: np.multiply(out, 0.5, out)] if operation.window.padded else calls
+
+
+def inputs_are_changed(memory, operation, calls):
+    a = memory.array(operation.ins[0]) if operation.ins else None
+    return [*calls, lambda: np.multiply(a, 1.5, a)] if a is not None and a.dtype.kind == "f" else calls
+
+
+FAULTS = [
+    (ops.MatMul, transposed_operands_are_taken_as_they_lie, "operations: matmul"),
+    (ops.MatMul, sums_are_not_added, "operations: matmul"),
+    (ops.BatchMatMul, sums_are_not_added, "operations: batch matmul"),
+    (ops.Fill, gaps_are_overwritten, "operations: copy and fill"),
+    (ops.Map, scratch_is_read_before_it_is_filled, "networks"),
+    (ops.Reduce, nan_is_lost_in_a_maximum, "operations: sum and max"),
+    (ops.PoolInput, ties_share_the_gradient, "operations: pool"),
+    (ops.ScatterAdd, the_last_index_wins, "operations: gather and scatter_add"),
+    (ops.Random, seeds_are_cut, "operations: random"),
+    (Loop, loops_stop_early, "operations: loop"),
+    (ops.Map, rounding_is_lost, "operations: map"),
+    (ops.Pool, padding_counts, "operations: pool"),
+    (ops.Copy, inputs_are_changed, "operations: copy and fill"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault", "check"), FAULTS, ids=[f"{kind.__name__}-{f.__name__}" for kind, f, _ in FAULTS])
+def test_a_planted_fault_is_found(kind, fault, check):
+    with pytest.raises(AssertionError, match="wrong: ") as found:
+        check_backend(changed(kind, fault), only=check)
+    assert f"wrong: {check}" in str(found.value)
+
+
+class Shared(NumpyBackend):
+    """One binding for all threads, which are in it at the same time."""
+
+    name = "shared"
+    functions = {ops.MatMul: lambda memory, operation: [partial(sleep, 1e-4), *LOWERINGS[ops.MatMul](memory, operation)]}  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self._kept = {}
+
+    def bind(self, program, batch, arrays, scratch=None):
+        if arrays or scratch is not None:
+            return super().bind(program, batch, arrays, scratch)
+        return self._kept.setdefault((program, batch), super().bind(program, batch, {}))
+
+
+class Careless(NumpyBackend):
+    """Takes any array."""
+
+    name = "careless"
+
+    def bind(self, program, batch, arrays, scratch=None):
+        whole = {name: np.array(array, program.buffers[name].dtype, order="C") for name, array in arrays.items()}
+        fitting = {name: array for name, array in whole.items() if array.size == program.buffers[name].size * batch}
+        return super().bind(program, batch, fitting, scratch)
+
+
+class Forgetful(NumpyBackend):
+    """Other bits at each run."""
+
+    name = "forgetful"
+    functions = {ops.Copy: lambda memory, operation: [lambda: None]}  # noqa: RUF012
+
+
+class Unstepped(NumpyBackend):
+    """A feed that uses the first batch again and again."""
+
+    name = "unstepped"
+
+    def feed(self, binding, sources, order):
+        return super().feed(binding, sources, np.zeros_like(order))
+
+
+class Noisy(NumpyBackend):
+    """Rounds otherwise at each binding, within what is allowed."""
+
+    name = "noisy"
+
+    def __init__(self):
+        super().__init__()
+        self.functions = {ops.MatMul: self._product}
+        self._bound = 0
+
+    def _product(self, memory, operation):
+        self._bound += 1
+        out, scale = memory.array(operation.outs[0]), 1.0 + 4e-16 * (self._bound % 2)
+        return [*LOWERINGS[ops.MatMul](memory, operation), lambda: np.multiply(out, scale, out)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "check"),
+    [
+        (Careless, "bad input"),
+        (Forgetful, "operations: copy and fill"),
+        (Unstepped, "training"),
+        (Noisy, "networks"),
+        (Shared, "threads"),
+    ],
+)
+def test_a_wrong_backend_is_found(wrong, check):
+    with pytest.raises(AssertionError, match=f"wrong: {check}"):
+        check_backend(wrong(), only=check)
+
+
+def test_other_bits_are_allowed_where_none_are_claimed():
+    noisy = Noisy()
+    noisy.same_bits = False
+    check_backend(noisy, only="networks")
