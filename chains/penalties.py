@@ -1,7 +1,7 @@
 """Penalties on parameters, added to the loss.
 
-A penalty applies to the parameters whose names match its patterns ("*", "*.weight", "0.*"). Penalties are added with ``+``. A
-frozen parameter counts in the value, but gets no gradient.
+A penalty applies to the trained parameters whose names match its patterns ("*", "*.weight", "0.*"); frozen ones do not count.
+Penalties are added with ``+``.
 """
 
 from __future__ import annotations
@@ -86,12 +86,11 @@ class _Norm(Penalty):
         if not len(at.layout):  # a network without parameters: the sum over none
             return
         patterns = (self.patterns,) if isinstance(self.patterns, str) else self.patterns
-        others = frozenset(entry.name for entry in at.layout) - (at.layout.names(*patterns) & at.names)
+        others = frozenset(entry.name for entry in at.layout) - (at.layout.names(*patterns) & at.names) | at.frozen
         total = ops.scratch("penalty", (1, 1), batched=False)
         for start, stop in at.layout.ranges(without=others):
             self._add_value(ops, p.slice(0, start, stop), total)
             ops.map(value, lambda value, total: value + self.strength * total, value, total.reshape())
-        for start, stop in at.layout.ranges(without=others | at.frozen):
             self._add_gradient(ops, p.slice(0, start, stop), g.slice(0, start, stop))
 
     @abstractmethod
@@ -111,7 +110,7 @@ class L2Penalty(_Norm):
     strength : float
         0 or more.
     patterns : str or tuple of str
-        Shell-style patterns of parameter names: ``"*.weight"``.
+        Shell-style patterns of parameter names: ``"*.weight"``. Frozen ones among them do not count.
 
     Raises
     ------
@@ -128,7 +127,7 @@ class L2Penalty(_Norm):
 
 
 class L1Penalty(_Norm):
-    """strength * the sum of absolute values.
+    """strength * the sum of absolute values of the trained parameters.
 
     Parameters
     ----------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from chains.backends.base import Arrays, Backend, Binding, FallbackWarning, NumpyOnlyWarning, SymmetricMatrix
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.program import Program
+from chains.support.callers import levels_outside
 
 NOT_LOADED = (ImportError, OSError, MemoryError)  # what an import raises of a library that is missing or cannot be loaded
 
@@ -32,7 +32,7 @@ class AutoBackend(Backend):
         if (reason := self._native.unsupported(program)) is None:
             return self._native
         text = f"NumPy runs the program '{program.name}', several times slower than machine code: {reason}"
-        warnings.warn(text, FallbackWarning, stacklevel=_outside())
+        warnings.warn(text, FallbackWarning, stacklevel=levels_outside())
         return self._numpy
 
     def fallback(self, program: Program) -> str | None:
@@ -65,11 +65,3 @@ def _native() -> tuple[Backend | None, str | None]:
         warnings.warn(text, NumpyOnlyWarning, stacklevel=_outside())
         return None, f"backend 'native' needs llvmlite, which cannot be imported: {error}"
     return NativeBackend(), None
-
-
-def _outside() -> int:
-    """The number of calls between the caller of this function and the first code outside this package."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals["__name__"].startswith("chains."):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import PRECISE, at_bounds, steepness
-from chains.minimize.quasi_newton import DECREASE, EPSILON, MAX_TRIES, Array, Direction, Function, evaluated
+from chains.minimize.levenberg_marquardt import at_bounds
+from chains.minimize.quasi_newton import DECREASE, MAX_TRIES, Array, Direction, Function
+from chains.minimize.stopping import EPSILON, PRECISE, change_within, settles, sizes_at
 
 MIN_CURVATURE = 1e-10  # of a pair: s'y relative to |s| |y|
 
@@ -21,14 +22,15 @@ class ProjectedQuasiNewton:
     def __init__(self, function: Function, p: Array, direction: Direction, low: Array, high: Array) -> None:
         self._function, self._direction, self._low, self._high = function, direction, low, high
         self.calls = 1  # points at which the function was called
-        self.fall = 0.0  # of the value, in the last step
+        self.fall = math.inf  # of the value, in the last step
         self.p = p
-        self.value, self.g = evaluated(function, p)
+        self.value, self.g = function(p)
+        self._start, self._sizes = self.value, sizes_at(p, self.g)
 
-    @property
-    def steepness(self) -> float:
-        """The largest entry of the gradient, limited by the distance to the bounds."""
-        return steepness(self.p, self.g, self._low, self._high)
+    def has_converged(self, gtol: float) -> bool:
+        """Whether the gradient within the bounds, and the last step, promise no lower value; see `stopping`."""
+        change = change_within(self.p, self.g, self._sizes, self._low, self._high)
+        return settles(change, self.fall, self.value, self._start, gtol)
 
     @property
     def state(self) -> Array:
@@ -46,9 +48,8 @@ class ProjectedQuasiNewton:
             scaled = self._direction.scaled
             d = self._direction(slope) * free
             if not float(d @ slope) < 0.0:
-                d = -slope
-                scaled = False
-            first = 1.0 if scaled else min(1.0, 1.0 / max(float(abs(slope).sum()), 1e-300))
+                continue
+            first = 1.0 if scaled else min(1.0, 1.0 / max(float(abs(d).sum()), 1e-300))
             found, promised = self._search(d, first)
             if found:
                 return ""
@@ -68,7 +69,7 @@ class ProjectedQuasiNewton:
             most = most or promised
             if not promised > 0.0:
                 break
-            value, g = evaluated(self._function, p)
+            value, g = self._function(p)
             self.calls += 1
             fall = self.value - value
             if math.isfinite(value) and bool(abs(g).max() < math.inf) and fall >= DECREASE * promised and fall > 0.0:

@@ -13,6 +13,7 @@ from chains.losses import Loss
 from chains.minimize.rows import CompiledFits
 from chains.network import ensembles, executables
 from chains.network.fits import fitter_of, started
+from chains.network.free import FreeEnsembleObjective
 from chains.network.network import Network, network_of
 from chains.network.objective import Objective, objective
 from chains.penalties import Penalty
@@ -105,6 +106,11 @@ class EnsembleObjective:
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
         """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`, or None."""
         return started(self._fitter, p, low, high, gtol, ftol)
+
+    @cached_property
+    def free(self) -> FreeEnsembleObjective:
+        """The objective as a function of the parameters that are not frozen."""
+        return FreeEnsembleObjective(self, self.member(0)._trained)
 
     @cached_property
     def _fitter(self) -> Fitter | None:

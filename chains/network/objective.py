@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,22 +14,20 @@ from chains.backends import Binding, Executable
 from chains.backends.base import Fitter
 from chains.backends.executable import decline
 from chains.losses import Loss
-from chains.minimize.minimize import BAR_DELAY_SECONDS
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
 from chains.network import checks, executables
 from chains.network.fits import fitter_of, started
-from chains.network.network import network_of
+from chains.network.free import FreeObjective
+from chains.network.minimize_with_scipy import check_start, minimize_with_scipy
+from chains.network.network import Network, network_of
 from chains.network.second_order import SecondOrder
+from chains.network.trained_arguments import completed, trained_arguments
 from chains.penalties import Penalty
 from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
-from chains.support.checks import check_flags
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import counted
-from chains.support.progress import Progress
-
-FAILING_FACTOR = 1e4  # in `benchmarks/studies/optimisers.py`, smaller ones cost more calls, larger ones end higher
 
 
 def objective(
@@ -58,7 +54,7 @@ def objective(
     comm = None if processes is None else processes.given
     remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
     second = SecondOrder(network, loss, penalty) if processes is None else None
-    return Objective(executable, data, network.n_params, extra, remake, second)
+    return Objective(executable, data, network, extra, remake, second)
 
 
 class Objective:
@@ -74,14 +70,14 @@ class Objective:
         self,
         executable: Executable,
         data: Mapping[str, np.ndarray],
-        n_params: int,
+        network: Network,
         extra: Mapping[str, np.ndarray],
         remake: Callable[..., Objective],  # of (x, t, weights=, lengths=, state=)
         second: SecondOrder | None,
     ) -> None:
         program = executable.program
         kinds = {name: program.buffers[name].dtype if name in program.buffers else program.dtype for name in data}
-        self.n_params = n_params
+        self.n_params, self._trained = network.n_params, network.trainable
         self.batch = len(data["x"])
         self._executable = executable
         self._place = memory_of(data["x"])
@@ -152,6 +148,9 @@ class Objective:
         For a vector on a GPU, it is `chains.minimize` with its options, which leaves the vector there ("BFGS" and "L-BFGS").
         SciPy 1.17's TNC, SLSQP and Newton-CG fail, the last one silently, if they start from a float32 vector.
 
+        SciPy gets the trained parameters alone, so that frozen ones keep their bits with every method. Arguments and `x` of the
+        result are of all parameters, but arrays in `options` and other arrays of the result are of the trained ones.
+
         If the value or the gradient is infinite or NaN, for example because an `ODE` fails, SciPy gets a large value instead,
         from which its line searches step back. Without bounds and constraints, the result is then the lowest finite point of
         all calls.
@@ -176,39 +175,12 @@ class Objective:
         """
         if memory_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
-        try:
-            from scipy.optimize import minimize
-        except ImportError as error:
-            text = f"`minimize` of an objective needs SciPy: pip install scipy ({error}); chains.minimize does not"
-            raise ImportError(text, name=error.name) from error
-
-        if progress is not None:
-            check_flags(progress=progress)
-        others = {name: value for name, value in options.items() if name not in inspect.signature(minimize).parameters}
-        if others:
-            raise TypeError(
-                f"`{next(iter(others))}` is not an argument of scipy.optimize.minimize: pass settings of its methods as "
-                f"options={others}"
-            )
-        if method in ("L-BFGS", "LM"):
-            raise ValueError(f"`method` (={method!r}) is not one of SciPy: chains.minimize(objective, p, {method!r}) has it")
-        p = np.asarray(as_numpy("p", p), np.float64)
-        if p.ndim != 1:
-            raise ValueError(f"`p` must be a vector, got shape {p.shape}: of many starts, minimize each row")
-        with Progress(progress, None, "evaluation", delay=BAR_DELAY_SECONDS) as bar:
-
-            def counting(p: np.ndarray) -> tuple[float, np.ndarray]:
-                value, g = self(p)
-                bar.update()
-                if bar.due():
-                    bar.show({"value": f"{value:.6g}"})
-                return value, g
-
-            function = FiniteFunction(counting if bar.begun else self)
-            restricted = options.get("bounds") is not None or bool(options.get("constraints"))
-            result = function.complete(minimize(function, p, jac=True, method=method, **options), restricted)
-            bar.show({"value": f"{result.fun:.6g}"})
-        return result
+        free = FreeObjective(self, self._trained)
+        if free.n_params == self.n_params:
+            return minimize_with_scipy(self, p, method, progress, options)
+        q = free.restrict(check_start(p))
+        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
+        return completed(free, result)
 
     def value(self, p: Any) -> Any:
         """The value alone; for rows, the values.
@@ -290,6 +262,11 @@ class Objective:
     @cached_property
     def _fitter(self) -> Fitter | None:
         return fitter_of(self.second_order, self._data, ()) if self._place is HOST else None
+
+    @cached_property
+    def free(self) -> FreeObjective:
+        """The objective as a function of the parameters that are not frozen."""
+        return FreeObjective(self, self._trained)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -387,55 +364,3 @@ class MappedFile:
     def open(self) -> np.memmap:
         """The array."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
-
-
-class FiniteFunction:
-    """A function with finite values, for SciPy's line searches, which cannot step back from NaN.
-
-    A point where `function` fails has a large value, and the gradient of a line that rises to it from zero at the lowest point
-    seen.
-    """
-
-    def __init__(self, function: Callable[[np.ndarray], tuple[float, np.ndarray]]) -> None:
-        self._function = function
-        self._best: tuple[float, np.ndarray, np.ndarray] | None = None
-        self._calls = self._failures = 0
-
-    def __call__(self, p: np.ndarray) -> tuple[float, np.ndarray]:
-        value, g = self._function(p)
-        self._calls += 1
-        if math.isfinite(value) and np.isfinite(g).all():
-            if self._best is None or value < self._best[0]:
-                self._best = value, p.copy(), g.copy()
-            return value, g
-        self._failures += 1
-        if self._best is None:  # the start fails
-            return value, g
-        lowest, origin, _ = self._best
-        large, away = FAILING_FACTOR * max(1.0, abs(lowest)), p - origin
-        return large, large / max(float(away @ away), 1e-300) * away
-
-    def complete(self, result: Any, restricted: bool) -> Any:
-        """SciPy's result; if the function failed, at the lowest finite point, with a message that says so.
-
-        With bounds or constraints, the lowest point may violate them, so SciPy's point is kept.
-        """
-        if self._failures == 0:
-            return result
-        failures = f"The value or the gradient was infinite or NaN at {self._failures} of {self._calls} points."
-        message = f"{result.message.rstrip('.')}. {failures}"
-        if self._best is None or restricted:
-            p = result.x
-            value, g = self._function(p)
-            result.success = bool(result.success and math.isfinite(value))
-        else:
-            value, p, g = self._best
-            if value < result.fun or math.isnan(result.fun):
-                result.success = False
-                message += " The lowest finite point is returned."
-        result.update(x=p, fun=value, message=message)
-        for name in ("grad", "jac"):  # trust-constr has the gradient as `grad`, and constraints' derivatives as `jac`
-            if name in result:
-                result[name] = g
-                break
-        return result

@@ -47,6 +47,7 @@ def owners() -> dict[str, Any]:
         "laplace": chains.Laplace(net, p, x, x[:, :1] + 1.0),
         "state": chains.callbacks.TrainingState(net, p, 1, history),
         "objective": net.objective(x, x[:, :1], loss),
+        "free": net.objective(x, x[:, :1], loss).free,
         "checkpoint": chains.Checkpoint("folder"),
         "q": queue,
         "result": result,
