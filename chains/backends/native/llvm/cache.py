@@ -2,8 +2,9 @@
 
 Files are kept in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the
 versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its name and contents; a damaged file, or
-one under another's name, is compiled anew. Files are written under another name and then renamed, so that no file is incomplete. Above `LIMIT_BYTES` in total, the
-least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
+one under another's name, is compiled anew. Files are written under another name and then renamed, so that no file is
+incomplete. Above `LIMIT_BYTES` in total, the least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache
+off; `clear` empties it.
 
 Whoever can write a file here decides what this process executes. So the folder is made for its user alone, and only regular
 files are read. A folder or file that another user owns or can write is not used; a warning says so once.
