@@ -98,17 +98,10 @@ def value_and_grad(
         if comm is not None and np.isnan(value):
             raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
     elif plain:
-        check = _target_check(network, loss)
+        check = checks.target_check(network.output_shape, loss)
         if weights is None or check is None:  # of targets with weights, only some are checked
             network.shortcuts.add(way, mode, executable, {"p": p, **data}, ["g"], loss, penalty, check)
     return value.item(), g
-
-
-def _target_check(network: Network, loss: Loss) -> Callable[[Any], None] | None:
-    """The check of a loss's targets; None where it takes any numbers."""
-    if type(loss).check_values is Loss.check_values:
-        return None
-    return partial(checks.check_target_values, output=network.output_shape, loss=loss)
 
 
 def loss(
@@ -134,7 +127,7 @@ def loss(
     executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
     value = executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"]
     if plain:
-        network.shortcuts.add("loss", None, executable, {"p": p, **data}, [], loss, penalty, _target_check(network, loss))
+        network.shortcuts.add("loss", None, executable, {"p": p, **data}, [], loss, penalty, checks.target_check(network.output_shape, loss))
     return float(value)
 
 
