@@ -70,6 +70,14 @@ class Activation:
     def __reduce__(self) -> Any:
         return self._recipe or super().__reduce__()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A built-in one by what makes it, for libraries such as skops, which save states rather than call `__reduce__`."""
+        return vars(self) if self._recipe is None else {"recipe": self._recipe}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        make, arguments = state["recipe"] if "recipe" in state else (None, ())
+        vars(self).update(state if make is None else vars(make(*arguments)))
+
     def __str__(self) -> str:
         return self.name
 
