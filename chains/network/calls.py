@@ -6,7 +6,6 @@ finds its program, or records it, and runs that on the arrays (`chains.network.e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -127,7 +126,9 @@ def loss(
     executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
     value = executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"]
     if plain:
-        network.shortcuts.add("loss", None, executable, {"p": p, **data}, [], loss, penalty, checks.target_check(network.output_shape, loss))
+        network.shortcuts.add(
+            "loss", None, executable, {"p": p, **data}, [], loss, penalty, checks.target_check(network.output_shape, loss)
+        )
     return float(value)
 
 
