@@ -75,8 +75,10 @@ class Activation:
         return vars(self) if self._recipe is None else {"recipe": self._recipe}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        make, arguments = state["recipe"] if "recipe" in state else (None, ())
-        vars(self).update(state if make is None else vars(make(*arguments)))
+        if "recipe" in state:
+            make, arguments = state["recipe"]
+            state = vars(make(*arguments))
+        vars(self).update(state)
 
     def __str__(self) -> str:
         return self.name

@@ -1,10 +1,10 @@
 """The functions of CasADi's external interface around those of a network: values, derivatives, and their descriptions.
 
 CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_fwd1_F`,
-`jac_adj1_F`, `jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further
-functions, `F_n_in` and so on, describe its arguments. Matrices are in Fortran's order. Derivatives of several samples are
-sparse, since a sample's outputs depend on its inputs alone. An argument that is NULL means zeros, and a result that is NULL is
-not filled. Scratch memory is `w`, so nothing is allocated and any number of threads may call simultaneously.
+`jac_adj1_F`, `jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``;
+further functions, `F_n_in` and so on, describe its arguments. Matrices are in Fortran's order. Derivatives of several samples
+are sparse, since a sample's outputs depend on its inputs alone. An argument that is NULL means zeros, and a result that is NULL
+is not filled. Scratch memory is `w`, so nothing is allocated and any number of threads may call simultaneously.
 
 Source: CasADi's documentation, "Generating C-code" and "User-defined function objects" (external functions).
 """
@@ -374,7 +374,7 @@ class _Body:
         f.when(either, then)
 
     def jac(self) -> None:
-        f, m, n, samples = self.f, self.m, self.n, self.samples
+        f, m, samples = self.f, self.m, self.samples
         x, p = self.joined(), self.p
         parts = [group for group in self.groups if group.features]
         self._jacobians(x, p, 0)
@@ -421,7 +421,7 @@ class _Body:
 
         def compute() -> None:
             whole = self.array(m * n * samples)  # by samples, features, outputs
-            self._hessians(x, lambda o, H: along(o, H, whole))
+            self._of_outputs(x, lambda o, H: along(o, H, whole))
             for k, group in enumerate(self.groups):
                 size = group.size * m
                 self._put(k, self.at(whole, group.start * m), (samples, size, n * m), (size, 1, 1))
@@ -429,7 +429,7 @@ class _Body:
         self._any(range(count), compute)
         self._jacobians(x, {}, count + 1)
 
-    def _hessians(self, x: Value, then: Callable[[Value, Value], None]) -> None:
+    def _of_outputs(self, x: Value, then: Callable[[Value, Value], None]) -> None:
         """The Hessians of each output for all samples; `then` gets the number of the output and their place."""
         f, m, samples = self.f, self.m, self.samples
         v, H = self.array(m * samples), self.array(self.n * self.n * samples)
@@ -494,7 +494,7 @@ class _Body:
                     loops = (samples, a * b * m, n * n), (b, a * m, n), (a, m, 1)
                     self.f.when(requested, partial(self.copy, self.at(place, o), block, *loops))
 
-        self._hessians(self.joined(), put)
+        self._of_outputs(self.joined(), put)
 
 
 # The other functions for each function: numbers, texts, patterns, and the counting of users, which is not needed.
