@@ -1,10 +1,11 @@
 """The functions of CasADi's external interface around those of a network: values, derivatives, and their descriptions.
 
 CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_fwd1_F`,
-`jac_adj1_F`, `jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``;
-further functions, `F_n_in` and so on, describe its arguments. Matrices are in Fortran's order. Derivatives of several samples
-are sparse, since a sample's outputs depend on its inputs alone. An argument that is NULL means zeros, and a result that is NULL
-is not filled. Scratch memory is `w`, so nothing is allocated and any number of threads may call simultaneously.
+`jac_adj1_F`, `jac_jac_F`. Each has the signature
+``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further functions, `F_n_in` and so on, describe
+its arguments. Matrices are in Fortran's order. Derivatives of several samples are sparse, since a sample's outputs depend on
+its inputs alone. An argument that is NULL means zeros, and a result that is NULL is not filled. Scratch memory is `w`, so
+nothing is allocated and any number of threads may call simultaneously.
 
 Source: CasADi's documentation, "Generating C-code" and "User-defined function objects" (external functions).
 """

@@ -210,7 +210,7 @@ class Laplace:
         value = self._net.loss(self._p, x, t, self._loss, weights=w, state=self._state)
         errors = value * (2.0 * len(x) if isinstance(self._loss, SquaredLoss) else size)  # of normal noise: the sum of squares
         likelihood = -value * (size // self._classes if isinstance(self._loss, CrossEntropyLoss) else size)  # of classes
-        size = size if counts is None else np.count_nonzero(counts)
+        size = size if counts is None else int(np.count_nonzero(counts))
         if self._is_normal and noise is None and errors == 0.0:
             raise ValueError(
                 "`noise` (=None) must be given where a network fits all targets exactly: no noise can be estimated"

@@ -77,8 +77,8 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
             raise ValueError(f"`y` has the classes {found}, but those of the first call are {self.classes_}")
         if not partial and not several and len(found) < len(self.classes_):
             raise ValueError(
-                f"`y` has the classes {found}, but `warm_start` continues with those of the call before, {self.classes_}: set it "
-                "to False, or call `partial_fit`, which takes some of the classes"
+                f"`y` has the classes {found}, but `warm_start` continues with those of the call before, {self.classes_}: set "
+                "it to False, or call `partial_fit`, which takes some of the classes"
             )
         if self._labels.y_type_ == "multiclass":
             return np.searchsorted(self.classes_, y), CrossEntropyLoss()
