@@ -70,6 +70,16 @@ class Activation:
     def __reduce__(self) -> Any:
         return self._recipe or super().__reduce__()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A built-in one by what makes it, for libraries such as skops, which save states rather than call `__reduce__`."""
+        return vars(self) if self._recipe is None else {"recipe": self._recipe}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "recipe" in state:
+            make, arguments = state["recipe"]
+            state = vars(make(*arguments))
+        vars(self).update(state)
+
     def __str__(self) -> str:
         return self.name
 

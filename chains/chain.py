@@ -103,7 +103,8 @@ class Chain(Series):
         Parameters
         ----------
         x : array, shape (batch, *input_shape)
-            The inputs.
+            The inputs. They are converted to the type of `p`: 1e300 becomes infinite where `p` is float32, as in NumPy.
+            `value_and_grad(check_finite=True)`, `net.objective` and `train` refuse such numbers.
         p : array, shape (n_params,) or (members, n_params)
             The parameters. Their type is that of the computation. For an ensemble, each row belongs to one network; `x` is then
             shared by all, or (members, batch, *input_shape), and `state` is (members, n_state).

@@ -62,6 +62,6 @@ def _native() -> tuple[Backend | None, str | None]:
     except NOT_LOADED as error:
         advice = "; pip install llvmlite" if isinstance(error, ImportError) else ""
         text = f"chains runs on NumPy alone, several times slower, since llvmlite cannot be imported: {error}{advice}"
-        warnings.warn(text, NumpyOnlyWarning, stacklevel=_outside())
+        warnings.warn(text, NumpyOnlyWarning, stacklevel=levels_outside())
         return None, f"backend 'native' needs llvmlite, which cannot be imported: {error}"
     return NativeBackend(), None

@@ -1,10 +1,11 @@
 """The functions of CasADi's external interface around those of a network: values, derivatives, and their descriptions.
 
-CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_adj1_F`,
-`jac_jac_F`. Each has the signature ``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further
-functions, `F_n_in` and so on, describe its arguments. Matrices are in Fortran's order. Derivatives of several samples are
-sparse, since a sample's outputs depend on its inputs alone. An argument that is NULL means zeros, and a result that is NULL is
-not filled. Scratch memory is `w`, so nothing is allocated and any number of threads may call simultaneously.
+CasADi finds a function and its derivatives in a shared library by their names: `F`, `fwd1_F`, `adj1_F`, `jac_F`, `jac_fwd1_F`,
+`jac_adj1_F`, `jac_jac_F`. Each has the signature
+``int F(const double **arg, double **res, long long *iw, double *w, int mem)``; further functions, `F_n_in` and so on, describe
+its arguments. Matrices are in Fortran's order. Derivatives of several samples are sparse, since a sample's outputs depend on
+its inputs alone. An argument that is NULL means zeros, and a result that is NULL is not filled. Scratch memory is `w`, so
+nothing is allocated and any number of threads may call simultaneously.
 
 Source: CasADi's documentation, "Generating C-code" and "User-defined function objects" (external functions).
 """
@@ -149,7 +150,7 @@ class CasadiObjects(Objects):
         return "\n".join([*lines, "#ifdef __cplusplus\n}\n#endif\n#endif", ""])
 
     def functions(self) -> list[Symbol]:
-        """The functions that CasADi looks for. Derivatives of `jac_F` exist if parameters are part of the code."""
+        """The functions that CasADi looks for. Derivatives of `jac_F` and `fwd1_F` exist if parameters are part of the code."""
         name, m, samples, groups = self.name, self.outputs, self.samples, self.groups
         inputs = [(group.name, self._argument(group)) for group in groups]
         y, none = dense(m, samples), empty(m, samples)
@@ -171,6 +172,10 @@ class CasadiObjects(Objects):
             outs = [(f"out_{each}", empty(*pattern[:2])) for each, pattern in jacobians]
             second = [each for group in groups for each in self._second(group)]
             found.append(Symbol(f"jac_jac_{name}", [*inputs, ("out_y", none), *outs], second, _Body.jac_jac))
+            along = [("out_y", none), *seeds, ("out_fwd_y", none)]
+            blocks = [(f"jac_fwd_y_{kind}{group.name}", self._jacobian(group)) for kind in ("", "fwd_") for group in groups]
+            blocks.insert(len(groups), ("jac_fwd_y_out_y", empty(m * samples, m * samples)))
+            found.append(Symbol(f"jac_fwd1_{name}", [*inputs, *along], blocks, _Body.jac_fwd))
         return found
 
     def _argument(self, group: Group) -> Pattern:
@@ -370,18 +375,10 @@ class _Body:
         f.when(either, then)
 
     def jac(self) -> None:
-        f, m, n, samples = self.f, self.m, self.n, self.samples
+        f, m, samples = self.f, self.m, self.samples
         x, p = self.joined(), self.p
         parts = [group for group in self.groups if group.features]
-
-        def compute() -> None:
-            J = self.array(m * n * samples)
-            self.call("jacobian", samples, x=x, J=J, **p)
-            for k, group in enumerate(parts):
-                size = group.size
-                self._put(k, self.at(J, group.start), (samples, size * m, m * n), (size, m, 1), (m, 1, n))
-
-        self._any(range(len(parts)), compute)
+        self._jacobians(x, p, 0)
         if self.free is not None:
             size, (place, requested) = self.free.size, self.result(len(parts))
 
@@ -390,6 +387,61 @@ class _Body:
 
             g = self.array(size)
             f.when(requested, lambda: self._rows(x, p, lambda s, o: g, store))
+
+    def _jacobians(self, x: Value, p: dict[str, Value], first: int) -> None:
+        """Fill the results from this number on with the Jacobians by the groups of features."""
+        m, n, samples = self.m, self.n, self.samples
+        parts = [group for group in self.groups if group.features]
+
+        def compute() -> None:
+            J = self.array(m * n * samples)
+            self.call("jacobian", samples, x=x, J=J, **p)
+            for k, group in enumerate(parts, first):
+                size = group.size
+                self._put(k, self.at(J, group.start), (samples, size * m, m * n), (size, m, 1), (m, 1, n))
+
+        self._any(range(first, first + len(parts)), compute)
+
+    def jac_fwd(self) -> None:
+        """The derivatives of ``J dx``: by the features, the products of the Hessians with dx; by dx, the Jacobian itself."""
+        f, m, n, samples, count = self.f, self.m, self.n, self.samples, len(self.groups)
+        x, dx = self.joined(), self.joined(count + 1)
+
+        def along(o: Value, H: Value, whole: Value) -> None:
+            def of_feature(i: Value) -> None:  # of sample i // n
+                seeds = self.at(dx, f.mul(f.binary("sdiv", i, integer(n)), n))
+                row = self.at(H, f.mul(i, n))
+
+                def term(k: Value, carried: list[Value]) -> list[Value]:
+                    return [f.fma(f.load(DOUBLE, self.at(row, k)), f.load(DOUBLE, self.at(seeds, k)), carried[0])]
+
+                _, (total,) = f.loop(integer(0), integer(n), 1, term, [number(DOUBLE, 0)])
+                f.store(total, self.at(whole, f.add(f.mul(i, m), o)))
+
+            f.loop(integer(0), integer(samples * n), 1, lambda i, _: of_feature(i))
+
+        def compute() -> None:
+            whole = self.array(m * n * samples)  # by samples, features, outputs
+            self._of_outputs(x, lambda o, H: along(o, H, whole))
+            for k, group in enumerate(self.groups):
+                size = group.size * m
+                self._put(k, self.at(whole, group.start * m), (samples, size, n * m), (size, 1, 1))
+
+        self._any(range(count), compute)
+        self._jacobians(x, {}, count + 1)
+
+    def _of_outputs(self, x: Value, then: Callable[[Value, Value], None]) -> None:
+        """The Hessians of each output for all samples; `then` gets the number of the output and their place."""
+        f, m, samples = self.f, self.m, self.samples
+        v, H = self.array(m * samples), self.array(self.n * self.n * samples)
+
+        def of_output(o: Value, _: list[Value]) -> None:
+            self.clear(v, m * samples)
+            f.loop(integer(0), integer(samples), 1, lambda s, _: f.store(number(DOUBLE, 1), self.at(v, f.add(f.mul(s, m), o))))
+            self.call("hessian", samples, x=x, v=v, H=H)
+            then(o, H)
+
+        f.loop(integer(0), integer(m), 1, of_output)
 
     def jac_adj(self) -> None:
         f, m, n, samples = self.f, self.m, self.n, self.samples
@@ -432,23 +484,18 @@ class _Body:
         self.f.begin(self.f.label("never"))
 
     def jac_jac(self) -> None:
-        f, m, n, samples = self.f, self.m, self.n, self.samples
-        x, width = self.joined(), len(self.groups) + 1
-        v, H = self.array(m * samples), self.array(n * n * samples)
+        m, n, samples, width = self.m, self.n, self.samples, len(self.groups) + 1
 
-        def of_output(o: Value, _: list[Value]) -> None:
-            self.clear(v, m * samples)
-            f.loop(integer(0), integer(samples), 1, lambda s, _: f.store(number(DOUBLE, 1), self.at(v, f.add(f.mul(s, m), o))))
-            self.call("hessian", samples, x=x, v=v, H=H)
+        def put(o: Value, H: Value) -> None:
             for r, row in enumerate(self.groups):
                 for c, column in enumerate(self.groups):
                     a, b = row.size, column.size
                     place, requested = self.result(r * width + c)
                     block = self.at(H, column.start * n + row.start)
                     loops = (samples, a * b * m, n * n), (b, a * m, n), (a, m, 1)
-                    f.when(requested, partial(self.copy, self.at(place, o), block, *loops))
+                    self.f.when(requested, partial(self.copy, self.at(place, o), block, *loops))
 
-        f.loop(integer(0), integer(m), 1, of_output)
+        self._of_outputs(self.joined(), put)
 
 
 # The other functions for each function: numbers, texts, patterns, and the counting of users, which is not needed.

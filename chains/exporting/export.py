@@ -14,6 +14,7 @@ from chains.chain import Chain
 from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
 from chains.exporting.interface import DERIVATIVES, Interface, interface_of
+from chains.exporting.names import check_file_name, check_lengths
 from chains.losses import Loss
 from chains.network.checks import check_numeric
 from chains.network.network import check_net, network_of
@@ -111,6 +112,7 @@ def check_output(name: str, path: Any) -> Path:
     file = check_path(name, path, "model.o")
     if file.suffix not in SUFFIXES:
         raise ValueError(f"`{name}` (={str(path)!r}) must end with one of {', '.join(SUFFIXES)}")
+    check_file_name(name, file)
     return file
 
 
@@ -158,6 +160,7 @@ def write(interface: Interface, path: Path, target: str | Sequence[str], header:
         contents[path.with_suffix(".h")] = header_text(interface, built_for).encode()
     if fortran:
         contents[path.with_suffix(".f90")] = fortran_text(interface).encode()
+    check_lengths("path", contents)
     for place, content in contents.items():
         place.write_bytes(content)
     return Written(interface, built_for, contents, forward_seconds)

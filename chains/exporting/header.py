@@ -6,14 +6,14 @@ fastest: x(n_in, batch) is C's x[batch][n_in].
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterator
 
 import numpy as np
 
-from chains.exporting.interface import Argument, Call, Interface
-from chains.params import Layout, Slice
+from chains.exporting import names
+from chains.exporting.interface import Argument, Call, Interface, comment
+from chains.exporting.names import KINDS, PREFIX, fortran_lines
 from chains.version import __version__
 
 CTYPES = {"float32": "float", "float64": "double", "int32": "int32_t", "int64": "int64_t", "uint64": "uint64_t"}
@@ -36,8 +36,7 @@ def _lines(interface: Interface, built_for: str) -> Iterator[str]:
     yield '#include <stddef.h>\n#include <stdint.h>\n\n#ifdef __cplusplus\nextern "C" {\n#endif\n'
     for end, count in interface.sizes.items():
         yield f"#define {name.upper()}_{end.upper()} {count}"
-    for vector, layout in (("p", interface.layout), ("state", interface.state_layout)):
-        yield from _offsets(interface, vector, layout)
+    yield from _offsets(interface)
     for call in interface.calls:
         yield from _prototype(interface, call)
     yield ""
@@ -55,19 +54,26 @@ def _lines(interface: Interface, built_for: str) -> Iterator[str]:
     yield "#ifdef __cplusplus\n}\n#endif\n\n#endif"
 
 
-def _offsets(interface: Interface, vector: str, layout: Layout) -> Iterator[str]:
-    if len(layout):
-        where = "which is part of the code" if vector in interface.baked else "in elements"
-        yield f"\n/* Where each array begins in {vector}, {where}, and its shape. */"
-        for entry in layout:
+def _offsets(interface: Interface) -> Iterator[str]:
+    constants = iter(constant_names(interface))
+    for vector, layout in (("p", interface.layout), ("state", interface.state_layout)):
+        if len(layout):
+            where = "which is part of the code" if vector in interface.baked else "in elements"
+            yield f"\n/* Where each array begins in {vector}, {where}, and its shape. */"
+        for entry, (name, own) in zip(layout, constants, strict=False):
             shape = ", ".join(map(str, entry.shape))
             bounds = "" if entry.bounds is None else f", stored for values {entry.bounds}: {entry.bounds.formula}"
-            yield f"#define {constant_name(interface, entry).upper()} {entry.start}  /* ({shape}){bounds} */"
+            yield f"#define {name.upper()} {entry.start}  /* ({shape}){bounds}{own and f', of {own}'} */"
 
 
-def constant_name(interface: Interface, entry: Slice) -> str:
-    """The name of the constant for the start of an array."""
-    return re.sub(r"\W", "_", f"{interface.name}_{entry.name}")
+def constant_names(interface: Interface) -> list[tuple[str, str]]:
+    """For the start of each array: the name of its constant, and its own name where that is not to be seen from it."""
+    entries = [*interface.layout, *interface.state_layout]
+    found = names.constants(interface.name, [entry.name for entry in entries], ["h", *interface.sizes])
+    plain = [f"{interface.name}_{entry.name}".replace(".", "_").lower() for entry in entries]
+    return [
+        (name, "" if name == usual else comment(entry.name)) for name, usual, entry in zip(found, plain, entries, strict=True)
+    ]
 
 
 def _prototype(interface: Interface, call: Call) -> Iterator[str]:
@@ -101,7 +107,7 @@ def shape_text(argument: Argument) -> str:
     return f"({', '.join(shape)})" if shape else "one number"
 
 
-KINDS = {
+TYPES = {
     "float32": "real(c_float)",
     "float64": "real(c_double)",
     "int32": "integer(c_int32_t)",
@@ -121,15 +127,14 @@ def _module_lines(interface: Interface) -> Iterator[str]:
     yield from (f"! {line}" for line in textwrap.wrap(f"{interface.network}, {interface.dtype}.", 120))
     yield f"! Written by chains {__version__}. The C header says what the functions do."
     yield f"module {name}"
-    yield "  use, intrinsic :: iso_c_binding, only: c_float, c_double, c_int8_t, c_int32_t, c_int64_t, c_intptr_t"
-    yield "  implicit none\n  private :: c_float, c_double, c_int8_t, c_int32_t, c_int64_t, c_intptr_t\n"
+    yield f"  use, intrinsic :: iso_c_binding, only: {', '.join(KINDS)}"
+    yield f"  implicit none\n  private :: {', '.join(KINDS)}\n"
     yield "  ! The lengths of the vectors, and where each array begins in them, counted from 1."
     for end, count in interface.sizes.items():
         yield f"  integer, parameter :: {name}_size_of_{end[2:]} = {count}"
-    for layout in (interface.layout, interface.state_layout):
-        for entry in layout:
-            shape = ", ".join(map(str, reversed(entry.shape)))
-            yield f"  integer, parameter :: at_{constant_name(interface, entry)} = {entry.start + 1}  ! ({shape})"
+    for entry, (constant, own) in zip([*interface.layout, *interface.state_layout], constant_names(interface), strict=True):
+        shape = f"({', '.join(map(str, reversed(entry.shape)))}){own and f', of {own}'}"
+        yield from fortran_lines(f"  integer, parameter :: {PREFIX}{constant} = {entry.start + 1}", shape)
     yield "\n  interface"
     for call in interface.calls:
         yield from _procedure(interface, call)
@@ -142,18 +147,18 @@ def _module_lines(interface: Interface) -> Iterator[str]:
 
 def _procedure(interface: Interface, call: Call) -> Iterator[str]:
     symbol = f"{interface.name}_{call.name}"
-    names = ["n", *(argument.name for argument in call.arguments), *(["work"] if interface.workspace else [])]
+    arguments = ["n", *(argument.name for argument in call.arguments), *(["work"] if interface.workspace else [])]
     kind = "subroutine" if call.value is None else "function"
     result = "" if call.value is None else " result(value)"
-    yield f'    {kind} {symbol}({", ".join(names)}) bind(c, name="{symbol}"){result}'
-    yield "      import :: c_float, c_double, c_int8_t, c_int32_t, c_int64_t, c_intptr_t"
+    yield from fortran_lines(f'    {kind} {symbol}({", ".join(arguments)}) bind(c, name="{symbol}"){result}')
+    yield f"      import :: {', '.join(KINDS)}"
     yield "      integer(c_intptr_t), value :: n"
     for argument in call.arguments:
-        yield f"      {KINDS[argument.dtype.name]}, intent({INTENTS[argument.role]}) :: {argument.name}{_bounds(argument)}"
+        yield f"      {TYPES[argument.dtype.name]}, intent({INTENTS[argument.role]}) :: {argument.name}{_bounds(argument)}"
     if interface.workspace:
         yield "      integer(c_int8_t), intent(inout) :: work(*)"
     if call.value is not None:
-        yield f"      {KINDS[call.value.dtype.name]} :: value"
+        yield f"      {TYPES[call.value.dtype.name]} :: value"
     yield f"    end {kind} {symbol}\n"
 
 
@@ -163,7 +168,7 @@ def _bounds(argument: Argument) -> str:
 
 
 def _number(symbol: str, argument: str) -> Iterator[str]:
-    yield f'    pure function {symbol}({argument}) bind(c, name="{symbol}") result(value)'
+    yield from fortran_lines(f'    pure function {symbol}({argument}) bind(c, name="{symbol}") result(value)')
     yield "      import :: c_intptr_t"
     if argument:
         yield f"      integer(c_intptr_t), value :: {argument}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chains.chain import Chain
+from chains.exporting.names import check_prefix
 from chains.losses import Loss
 from chains.network import record, record_by_inputs
 from chains.network.network import Network, network_of
@@ -220,6 +221,7 @@ def interface_of(
         "n_carried": 0 if stepping is None else stepping.n_carried,
     }
     counts = {key: count for key, count in counts.items() if count or key == "n_params"}
+    check_prefix(name, [*(f"{call.name}_work_bytes" for call in calls), *(f"size_of_{end[2:]}" for end in counts)])
     return Interface(name, dtype, comment(repr(net)), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
 
 

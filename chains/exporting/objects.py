@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import llvmlite.binding as llvm
+import numpy as np
 
 from chains.backends.native.llvm.jit import optimised
 from chains.exporting.dispatch import dispatcher
@@ -121,11 +122,12 @@ class Objects:
 KEPT = ("_fltused",)
 # A function of LLVM up to its section: in sections of their own, linkers leave out functions that are never called.
 DEFINITION = re.compile(r"^define [^@\n]*@([\w.]+)\([^\n]*#\d+(?=[^#\n]* \{$)", re.MULTILINE)
+_ESCAPES = np.array([f"\\{byte:02x}" for byte in range(256)], "S3")  # of each byte, in LLVM's notation
 
 
 def characters(data: bytes) -> str:
     """Bytes in LLVM's notation."""
-    return 'c"' + "".join(f"\\{byte:02x}" for byte in data) + '"'
+    return f'c"{_ESCAPES[np.frombuffer(data, np.uint8)].tobytes().decode("ascii")}"'
 
 
 def _parsed(text: str) -> llvm.ModuleRef:

@@ -60,10 +60,9 @@ def described(net: Chain) -> dict[str, Any]:
 def built(description: Any, backend: str | Cupy | Backend = "auto") -> Chain:
     """The network of a description on a backend. Raises ValueError, saying why, for none, and for one with custom layers."""
     try:
-        net = _built(description)
-        if not isinstance(net, Chain):
-            raise ValueError(f"it is {shown(net)}")
-        net = Chain(*net.layers, input_shape=net._given_shape, backend=backend)._with_frozen(net._frozen_names)
+        if not isinstance(description, dict) or description.get("layer") != "Chain":
+            raise ValueError(f"it is {shown(_built(description))}")
+        net = _built_chain(description, backend)
         network_of(net)
         return net
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError) as error:
@@ -176,8 +175,7 @@ def _built_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _built_layer(name: Any, settings: dict[str, Any]) -> Layer:
     if name == "Chain":
-        chain = Chain(*_built(settings["layers"]), input_shape=_built(settings["input_shape"]))
-        return chain._with_frozen(frozenset(map(str, settings.get("frozen", ()))))
+        return _built_chain(settings)
     kind = _known(LAYERS, name, "layer")
     positional: list[Any] = []
     named: dict[str, Any] = {}
@@ -194,6 +192,12 @@ def _built_layer(name: Any, settings: dict[str, Any]) -> Layer:
     if settings:
         raise ValueError(f"{name} has no setting {', '.join(settings)}")
     return kind(*positional, **named)
+
+
+def _built_chain(settings: Mapping[str, Any], backend: str | Cupy = "auto") -> Chain:
+    chain = Chain(*_built(settings["layers"]), input_shape=_built(settings["input_shape"]), backend=backend)
+    frozen = frozenset(map(str, settings.get("frozen", ())))
+    return chain._with_frozen(frozen) if frozen else chain
 
 
 def _built_activation(value: Any) -> Activation:

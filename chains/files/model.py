@@ -112,9 +112,8 @@ def load(
         arrays, texts = storage.read(file, digest=False)
         if net is None:
             net = _network(texts, backend)
-        elif "bounds" in texts and (saved := json.loads(texts["bounds"])) != (own := _bounds(net)):
-            name = next(name for name in [*saved, *own] if saved.get(name) != own.get(name))
-            raise ValueError(f"{name!r} has the bounds {saved.get(name)}, but the network has {own.get(name)}")
+        elif "bounds" in texts:
+            _check_bounds(_parsed("bounds", texts), _bounds(net))
         p = _vector(net.layout, arrays)
         state = _vector(net.state_layout, arrays, p.dtype) if net.n_state else None
         if arrays:
@@ -130,12 +129,29 @@ def _bounds(net: Chain) -> dict[str, list[float | None]]:
     return {entry.name: [entry.bounds.low, entry.bounds.high] for entry in net.layout if entry.bounds is not None}
 
 
+def _check_bounds(saved: Any, own: dict[str, list[float | None]]) -> None:
+    """Raise ValueError, naming the first that differs, unless the bounds in a file are those of the network."""
+    if not isinstance(saved, dict):
+        raise ValueError(f"its bounds make no sense: {shown(saved)}")
+    for name in [*saved, *own]:
+        if saved.get(name) != own.get(name):
+            raise ValueError(f"{name!r} has the bounds {saved.get(name)}, but the network has {own.get(name)}")
+
+
+def _parsed(name: str, texts: dict[str, str]) -> Any:
+    """The JSON in a text of the metadata. Raises ValueError for anything else."""
+    try:
+        return json.loads(texts[name])
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its metadata {name!r} are no JSON that can be read: {error}") from None
+
+
 def _network(texts: dict[str, str], backend: str | Cupy | Backend) -> Chain:
     if "network" not in texts or not texts.get("format", "").startswith("chains "):
         raise ValueError("it holds arrays, but no network of chains: pass the network as `net`")
     if texts["format"] != FORMAT:
         raise ValueError(f"it is of a later version, {shown(texts.get('version'))}, in the format {shown(texts['format'])}")
-    return built(json.loads(texts["network"]), backend)
+    return built(_parsed("network", texts), backend)
 
 
 def _vector(layout: Layout, arrays: dict[str, np.ndarray], dtype: np.dtype[Any] | None = None) -> np.ndarray:

@@ -17,6 +17,7 @@ in one; each place has separate parameters.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import ChainMap
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -448,7 +449,7 @@ class Declaration:
         return of, check_shape("shape", shape, of)
 
     def _scratch(self, name: str, shape: Any) -> SampleShape:
-        taken = {*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes, *self.carried_shapes}
+        taken = ChainMap(self.saved_shapes, self.shared_shapes, self.temporary_shapes, self.carried_shapes)
         return self._declared("scratch array", name, shape, taken)[1]
 
     def _full(self, name: str) -> str:

@@ -6,7 +6,6 @@ finds its program, or records it, and runs that on the arrays (`chains.network.e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -109,17 +108,10 @@ def _value_and_grad(
         if processes is not None and np.isnan(value):
             raise FloatingPointError("the loss is nan: a solution of another process ends before its last time")
     elif way is not None:
-        check = _target_check(network, loss)
+        check = checks.target_check(network.output_shape, loss)
         if weights is None or check is None:  # of targets with weights, only some are checked
             network.shortcuts.add(way, mode, executable, {"p": p, **data}, ["g"], loss, penalty, check)
     return value.item(), g
-
-
-def _target_check(network: Network, loss: Loss) -> Callable[[Any], None] | None:
-    """The check of a loss's targets; None where it takes any numbers."""
-    if type(loss).check_values is Loss.check_values:
-        return None
-    return partial(checks.check_target_values, output=network.output_shape, loss=loss)
 
 
 def loss(
@@ -145,7 +137,9 @@ def loss(
     executable = network.programs_at(p).recent(("loss", p.dtype, *shapes), (loss, penalty), find)
     value = executables.run(network, executable, p, data, {"value": ((), None, "")}, state)["value"]
     if plain:
-        network.shortcuts.add("loss", None, executable, {"p": p, **data}, [], loss, penalty, _target_check(network, loss))
+        network.shortcuts.add(
+            "loss", None, executable, {"p": p, **data}, [], loss, penalty, checks.target_check(network.output_shape, loss)
+        )
     return float(value)
 
 

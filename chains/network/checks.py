@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -128,6 +129,13 @@ def check_target_values(t: Any, output: tuple[int, ...], loss: Loss, name: str =
         loss.check_values(t, output)
     except ValueError as error:
         raise ValueError(f"`{name}`: {error}") from None
+
+
+def target_check(output: tuple[int, ...], loss: Loss) -> Callable[[Any], None] | None:
+    """The check of a loss's targets for repeated calls; None where it takes any numbers."""
+    if type(loss).check_values is Loss.check_values:
+        return None
+    return partial(check_target_values, output=output, loss=loss)
 
 
 def check_weights(w: Any, target: tuple[int, ...], loss: Loss, name: str = "weights", x: str = "x") -> np.ndarray:

@@ -201,7 +201,7 @@ def hessian_product(
     _run(network, program, p, data, state, {"hv": result})
     if plain:
         ins = {"p": p, **{name: data[name] for name in ("x", "t", "v")}}
-        network.shortcuts.add(name, None, program, ins, ["hv"], loss, penalty)
+        network.shortcuts.add(name, None, program, ins, ["hv"], loss, penalty, checks.target_check(network.output_shape, loss))
     return result
 
 

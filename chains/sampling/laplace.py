@@ -64,6 +64,9 @@ class Laplace:
         One over the variance of a parameter.
     state : array, optional
         That of the network.
+    weights : array, shape (samples,) or that of the targets, optional
+        Zero or positive weights, as of `net.objective`: the variance of the noise of a target is ``noise**2 / weight``, and a
+        class counts as often as its weight says. A missing target has the weight 0, and may be NaN.
 
     Attributes
     ----------
@@ -83,6 +86,7 @@ class Laplace:
     def __init__(
         self, net: Chain, p: Any, x: Any, t: Any, loss: Loss | None = None, *, parameters: str = "*",
         noise: float | None = None, prior_precision: float | None = None, state: Any = None,
+        weights: Any = None,
     ) -> None:  # fmt: skip
         check_net(net)
         for name, value in (("noise", noise), ("prior_precision", prior_precision)):
@@ -103,22 +107,20 @@ class Laplace:
         if not self._where.size:
             raise ValueError(f"`parameters` (={parameters!r}) must name a parameter that is not frozen")
         self._check_size(parameters)
-        data = checks.check_data(network_of(net).declaration, x, t, loss, None, None)
-        x, t = data["x"], data["t"]
-        arguments.check_finite(np.dtype(np.float64), t=t)
-        if isinstance(loss, CrossEntropyLoss) and t.ndim > len(net.output_shape):
-            sums = np.asarray(t, np.float64).sum(-1)
-            if (wrong := abs(sums - 1.0) > MAX_EXCESS).any():
-                raise ValueError(f"`t` must have rows of probabilities that sum to one, got a sum of {sums[wrong][0]:g}")
+        data = self._checked(x, t, weights)
+        counts, start = self._output_weights(data), 0
         matrix = np.zeros((self._where.size, self._where.size))
-        for y, j in self._linearised(net, x):
+        for y, j in self._linearised(net, data["x"]):
             rows = self._roots(y) @ j
+            if counts is not None:
+                rows *= np.sqrt(counts[start : start + len(y), :, None])
             matrix += np.einsum("bop,boq->pq", rows, rows, optimize=True)
+            start += len(y)
         if not np.isfinite(matrix).all():
             raise ValueError("the Jacobian of `net` at `p` and `x` is infinite or NaN")
         eigenvalues, self._axes = np.linalg.eigh(matrix)
         self._eigenvalues = np.maximum(eigenvalues, 0.0)
-        self._choose(x, t, noise, prior_precision)
+        self._choose(data, counts, noise, prior_precision)
 
     def _check_size(self, parameters: str) -> None:
         """Raise ValueError where the decomposition of the matrix takes more memory than the machine has."""
@@ -129,6 +131,39 @@ class Laplace:
                 f"{size / 1e9:.1f} GB, and its decomposition {MATRICES} times as much, of {memory / 1e9:.1f} GB here. "
                 'Take a layer, such as parameters="2.*"'
             )
+
+    def _checked(self, x: Any, t: Any, weights: Any) -> dict[str, np.ndarray]:
+        """The data by name. Raises TypeError or ValueError if they do not fit."""
+        declaration = network_of(self._net).declaration
+        data = checks.check_data(declaration, x, t, self._loss, weights, None)
+        w = data.get("weights")
+        if w is not None:
+            arguments.check_finite(np.dtype(np.float64), weights=w)
+            if not (w >= 0.0).all() or not w.any():
+                raise ValueError("`weights` must be zero or positive, and at least one of them positive")
+        arguments.check_finite(np.dtype(np.float64), t=checks.with_counted_targets(declaration, data)["t"])
+        if isinstance(self._loss, CrossEntropyLoss) and data["t"].ndim > len(self._net.output_shape):
+            t = data["t"] if w is None else data["t"][_at_targets(w, data["t"]).all(-1)]
+            sums = np.asarray(t, np.float64).sum(-1)
+            if (wrong := abs(sums - 1.0) > MAX_EXCESS).any():
+                raise ValueError(f"`t` must have rows of probabilities that sum to one, got a sum of {sums[wrong][0]:g}")
+        return data
+
+    def _output_weights(self, data: dict[str, np.ndarray]) -> np.ndarray | None:
+        """The weights of the likelihood of each output, (samples, outputs); None if there are none.
+
+        The outputs of classes share that of their target. With weights of the classes of a target's probabilities t it is their
+        mean by t.
+        """
+        if "weights" not in data:
+            return None
+        t = data["t"]
+        w = _at_targets(data["weights"], t)
+        if isinstance(self._loss, CrossEntropyLoss):
+            if t.ndim > len(self._net.output_shape):
+                w = (w * np.where(w > 0.0, t, 0.0)).sum(-1)
+            w = np.repeat(w[..., None], self._classes, axis=-1)
+        return w.reshape(len(t), -1)
 
     def _linearised(self, net: Chain, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Outputs (batch, outputs) and their Jacobian by the uncertain parameters, for some samples at a time, in float64."""
@@ -165,12 +200,17 @@ class Laplace:
         return (p / p.sum(1, keepdims=True)).reshape(y.shape)
 
     @np.errstate(all="ignore")
-    def _choose(self, x: np.ndarray, t: np.ndarray, noise: float | None, prior_precision: float | None) -> None:
+    def _choose(
+        self, data: dict[str, np.ndarray], counts: np.ndarray | None, noise: float | None, prior_precision: float | None
+    ) -> None:
         """Noise and prior precision at a maximum of the evidence, by MacKay's iteration, and the evidence there."""
         theta = self._p[self._where].astype(np.float64)
+        x, t, w = data["x"], data["t"], data.get("weights")
         size, squares = len(x) * math.prod(self._net.output_shape), float(theta @ theta)
-        value = self._net.loss(self._p, x, t, self._loss, state=self._state)
+        value = self._net.loss(self._p, x, t, self._loss, weights=w, state=self._state)
         errors = value * (2.0 * len(x) if isinstance(self._loss, SquaredLoss) else size)  # of normal noise: the sum of squares
+        likelihood = -value * (size // self._classes if isinstance(self._loss, CrossEntropyLoss) else size)  # of classes
+        size = size if counts is None else int(np.count_nonzero(counts))
         if self._is_normal and noise is None and errors == 0.0:
             raise ValueError(
                 "`noise` (=None) must be given where a network fits all targets exactly: no noise can be estimated"
@@ -190,8 +230,7 @@ class Laplace:
                 break
         if self._is_normal:
             likelihood = -size * math.log(math.sqrt(2.0 * math.pi) * self.noise) - 0.5 * errors / self.noise / self.noise
-        else:
-            likelihood = -value * (size // self._classes if isinstance(self._loss, CrossEntropyLoss) else size)
+            likelihood += 0.0 if counts is None else 0.5 * np.log(counts[counts > 0.0]).sum()
         shares = np.log1p(self._eigenvalues / (self.noise**2 * self.prior_precision))
         self.log_evidence = float(likelihood - 0.5 * (shares.sum() + self.prior_precision * squares))
         if not math.isfinite(self.log_evidence):
@@ -211,7 +250,9 @@ class Laplace:
         """Along the axes."""
         return 1.0 / (self._eigenvalues / self.noise**2 + self.prior_precision)
 
-    def predict(self, x: Any, *, net: Chain | None = None, with_noise: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def predict(
+        self, x: Any, *, net: Chain | None = None, with_noise: bool = True, joint: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of the predictive distribution, by the network linearised at its parameters.
 
         Parameters
@@ -224,18 +265,22 @@ class Laplace:
         with_noise : bool
             Whether the variance is that of a new target, or that of the output alone. For classes it is always that of the
             logits, and for another `net` that of its outputs.
+        joint : bool
+            Whether to return the covariance of all outputs of all samples instead of their variances: for the error of a sum,
+            a difference or a mean of predictions, and for drawing whole curves.
 
         Returns
         -------
         mean, variance : array, shape (samples, *output_shape), float64
-            For classes the mean is their probabilities, by MacKay's probit formula; another `net` has its plain outputs.
+            For classes the mean is their probabilities, by MacKay's probit formula; another `net` has its plain outputs. With
+            `joint`, the covariance has the shape (samples, *output_shape, samples, *output_shape).
 
         Raises
         ------
         TypeError, ValueError
             For arguments that do not fit, such as a `net` with other parameters.
         """
-        check_flags(with_noise=with_noise)
+        check_flags(with_noise=with_noise, joint=joint)
         other = net is not None
         net = self._net if net is None else net
         check_net(net)
@@ -244,13 +289,16 @@ class Laplace:
             raise ValueError(f"`net` must have arrays of the shapes of the fitted network's, {wanted}, got {shapes}")
         x = arguments.check_input(x, net.input_shape, ids=network_of(net).id_count)
         shape = (len(x), *net.output_shape)
-        found = [(y, np.square(j @ self._axes) @ self._variances) for y, j in self._linearised(net, x)]
-        y, variance = (np.concatenate(part) for part in zip(*found, strict=True))
+        found = [(y, (j @ self._axes) * np.sqrt(self._variances)) for y, j in self._linearised(net, x)]
+        y, roots = (np.concatenate(part) for part in zip(*found, strict=True))  # (samples, outputs, uncertain parameters)
+        variance = np.square(roots).sum(-1)
+        noise = self.noise**2 if with_noise and self._is_normal and not other else 0.0
         if not self._is_normal and not other:
             y = self._probabilities(y / np.sqrt(1.0 + (math.pi / 8.0) * variance))
-        elif with_noise and not other:
-            variance = variance + self.noise**2
-        return y.reshape(shape), variance.reshape(shape)
+        if not joint:
+            return y.reshape(shape), (variance + noise).reshape(shape)
+        rows = roots.reshape(y.size, -1)
+        return y.reshape(shape), (rows @ rows.T + noise * np.eye(y.size)).reshape(2 * shape)
 
     def draw(self, n: int, *, seed: int = 0) -> np.ndarray:
         """Parameters drawn from the approximation, shape (n, n_params), for networks that are linear in them.
@@ -279,3 +327,9 @@ class Laplace:
             f"<Laplace approximation of {self._where.size} parameters, {self.effective_parameters:.1f} of them determined by "
             f"the data: {noise}prior precision {self.prior_precision:.4g}, log evidence {self.log_evidence:.6g}>"
         )
+
+
+def _at_targets(weights: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Weights of samples or of targets as those of targets, in float64."""
+    w = np.asarray(weights, np.float64)
+    return np.broadcast_to(w.reshape(w.shape + (1,) * (t.ndim - w.ndim)), t.shape)

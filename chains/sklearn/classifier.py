@@ -56,7 +56,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
     _: KW_ONLY
     class_weight: dict[Any, float] | str | None = None
 
-    def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
+    def _targets(self, y: Any, first: bool, partial: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
         check_classification_targets(y)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
@@ -75,6 +75,11 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):
             raise ValueError(f"`y` must be {wanted}, as in the first call, got shape {y.shape}")
         if not np.isin(found := unique_labels(y), self.classes_).all():
             raise ValueError(f"`y` has the classes {found}, but those of the first call are {self.classes_}")
+        if not partial and not several and len(found) < len(self.classes_):
+            raise ValueError(
+                f"`y` has the classes {found}, but `warm_start` continues with those of the call before, {self.classes_}: set "
+                "it to False, or call `partial_fit`, which takes some of the classes"
+            )
         if self._labels.y_type_ == "multiclass":
             return np.searchsorted(self.classes_, y), CrossEntropyLoss()
         return np.asarray(self._labels.transform(y), dtype=np.float64), BCEWithLogitsLoss()

@@ -97,6 +97,10 @@ class Watch:
                 self.kept = state.p.copy(), None if state.state is None else state.state.copy()
 
 
+class DivergedError(ValueError, FloatingPointError):
+    """A fit whose loss is not finite: a ValueError, as of scikit-learn's networks, which searches over parameters score."""
+
+
 Factory = Callable[[int, int], Chain]
 
 
@@ -141,8 +145,11 @@ class ChainEstimator(BaseEstimator):
 
     # What differs
 
-    def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
-        """The targets of the network, and the loss. In the `first` call it sets the attributes of the outputs."""
+    def _targets(self, y: Any, first: bool, partial: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
+        """The targets of the network, and the loss. In the `first` call it sets the attributes of the outputs.
+
+        A `partial` call may lack some of the classes.
+        """
         raise NotImplementedError
 
     def _score(self, y: np.ndarray, outputs: np.ndarray, weights: np.ndarray | None) -> float:
@@ -171,6 +178,11 @@ class ChainEstimator(BaseEstimator):
         Returns
         -------
         self
+
+        Raises
+        ------
+        ValueError
+            For data that do not fit, and if training diverges.
         """
         return self._fit(X, y, sample_weight, first=not (self.warm_start and hasattr(self, "net_")))
 
@@ -186,7 +198,7 @@ class ChainEstimator(BaseEstimator):
         weights = (
             None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=X.dtype, ensure_non_negative=True)
         )
-        t, loss = self._targets(y, first, classes)
+        t, loss = self._targets(y, first, partial, classes)
         class_weights = self._class_weights(y, weights, partial)
         random = check_random_state(self.random_state)
         if first:
@@ -210,11 +222,14 @@ class ChainEstimator(BaseEstimator):
             weights, class_weights = (None if w is None else w[kept] for w in (weights, class_weights))
         if class_weights is not None:
             weights = (class_weights if weights is None else weights * class_weights).astype(X.dtype)
-        with num_threads(effective_n_jobs(self.n_jobs)):
-            if self.solver == "lbfgs":
-                self._minimize(X, t, loss, weights)
-            else:
-                self._train(X, t, loss, weights, score, random, partial)
+        try:
+            with num_threads(effective_n_jobs(self.n_jobs)):
+                if self.solver == "lbfgs":
+                    self._minimize(X, t, loss, weights)
+                else:
+                    self._train(X, t, loss, weights, score, random, partial)
+        except FloatingPointError as error:
+            raise DivergedError(f"training has diverged: {error}") from error
         return self
 
     @available_if(is_stochastic)
@@ -349,6 +364,8 @@ class ChainEstimator(BaseEstimator):
         make = summed if issparse(X) else type(self.net_).objective
         objective = make(self.net_, X, t, loss, state=self.state_, **problem)
         found = minimize(objective, self.p_, "L-BFGS", gtol=self.tol, maxiter=self.max_iter, progress=bool(self.verbose))
+        if not math.isfinite(found.fun):
+            raise FloatingPointError(found.message)
         self.p_ = found.x.astype(X.dtype)
         self.loss_, self.n_iter_ = float(found.fun), found.nit
         if not found.success:

@@ -110,7 +110,7 @@ class ChainRegressor(RegressorMixin, ChainEstimator):
     loss: str = "squared_error"
     quantile: float = 0.5
 
-    def _targets(self, y: Any, first: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
+    def _targets(self, y: Any, first: bool, partial: bool, classes: Any = None) -> tuple[np.ndarray, Loss]:
         check_word("loss", self.loss, "squared_error", "poisson", "quantile")
         check_number("quantile", self.quantile, "in (0, 1)")
         t = np.asarray(y, dtype=np.float64)

@@ -318,9 +318,9 @@ class _Run:
         """Continue from a checkpoint. Raises ValueError for one that is damaged or of other settings."""
         try:
             arrays, texts = storage.read(path)
-        except storage.DamagedFileError as error:
+            known = dict(json.loads(texts["solve"]))
+        except (storage.DamagedFileError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"`checkpoint` (={str(path.parent)!r}) has a damaged file {FILE!r}: {error}") from error
-        known = json.loads(texts["solve"])
         if known.pop("digest") != self.digest:
             raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
         s, self.ended_adam = self.solution, True

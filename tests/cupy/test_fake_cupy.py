@@ -21,7 +21,7 @@ from chains import (
     tanh,
     train,
 )
-from chains.backends import backend
+from chains.backends import Cupy, backend
 from chains.backends.cupy.source.commands import Source
 from chains.data import Batches
 from tests.cupy import fake_cupy
@@ -137,13 +137,15 @@ def test_streams_and_graphs(cupy):
 @needs_compiler
 def test_cudnn_is_captured(monkeypatch):
     cupy = fake_cupy.install(monkeypatch, cudnn=True)
-    p = trained(cupy.asarray, IMAGE_NET, cupy.asarray(IMAGES), cupy.asarray(T[:10]), CrossEntropyLoss(), batch_size=5)
+    settings = Cupy(convolutions="cudnn")
+    net = Chain(*IMAGE_NET.layers, input_shape=IMAGE_NET.input_shape, backend=settings)
+    p = trained(cupy.asarray, net, cupy.asarray(IMAGES), cupy.asarray(T[:10]), CrossEntropyLoss(), batch_size=5)
     wanted = trained(np.array, IMAGE_NET, IMAGES, T[:10], CrossEntropyLoss(), batch_size=5)
     assert_close(p[0].get(), wanted[0], 1e-5)
     assert {result for result, _ in cupy.inner.library.executed} == {"w", "x", "y"}
     assert len(cupy.inner.library.executed) >= 4 * 5
     assert cupy.graphs >= 1
-    assert backend("cupy").on_device.device.refused["graph"] == 0
+    assert backend(settings).on_device.device.refused["graph"] == 0
 
 
 @needs_compiler

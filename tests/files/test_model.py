@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 
 import chains
 from chains import BatchNorm, Chain, Conv, Dense, Equations, Flatten, relu, tanh
+from chains.files.architecture import built
 from chains.support import storage
 from tests.files import earlier
 from tests.own import Double
@@ -183,6 +185,30 @@ def test_what_is_no_file_of_a_network_is_named(file):
         chains.load(file)
     with pytest.raises(ValueError, match="cannot be loaded: it is a folder"):
         chains.load(file.parent)
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "null", "{", "[" * 100_000, '{"a":' * 100_000], ids=lambda text: text[:3])
+@pytest.mark.parametrize("name", ["network", "bounds"])
+def test_metadata_of_any_json_are_refused(file, name, text):
+    net = Chain(Dense(2, 3))
+    chains.save(file, net, net.init())
+    arrays, texts = storage.read(file, digest=False)
+    storage.write(file, arrays, texts | {name: text})
+    with pytest.raises(ValueError, match="cannot be loaded: it"):
+        chains.load(file, net=net if name == "bounds" else None)
+
+
+def test_the_time_to_load_a_network_grows_with_its_layers_alone():
+    """No layer goes through those before it: 16 times the layers took 70 times the time."""
+
+    def seconds(n):
+        start = time.process_time()
+        net = built({"layer": "Chain", "layers": [{"layer": "Flatten"}] * n, "input_shape": [3]})
+        assert len(net.layers) == n
+        return time.process_time() - start
+
+    short = min(seconds(1000) for _ in range(3))
+    assert seconds(16_000) < 40 * short
 
 
 def test_a_file_of_an_earlier_version_is_loaded(file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import ODE, Dense
+from chains import ODE, Chain, Dense, Equations
 
 
 @pytest.mark.parametrize("times", [("0", "1"), (False, True), (False, 1.0), np.array([False, True]), np.array(["0", "1"])])
@@ -29,3 +29,14 @@ def test_a_method_that_is_nearly_one_is_asked_for(method, hint):
 )
 def test_few_times_are_printed(times, text):
     assert repr(ODE(Dense(2, 2), times)).endswith(f", {text}, method='tsit5', steps=1)")
+
+
+def test_the_default_of_max_steps_fits_many_times():
+    """Steps end at each of the times, so that 257 intervals need 257 steps at least."""
+    times = np.linspace(0.0, 6.0, 400)
+    net = Chain(ODE(Equations(lambda x, v: (v, -x), ("x", "v")), times, rtol=1e-6), backend="numpy")
+    y = net(np.array([[1.0, 0.0]]), np.zeros(0))
+    np.testing.assert_allclose(y[0, :, 0], np.cos(times), atol=1e-5)
+    assert [ODE(Dense(2, 2), times, rtol=1e-6).max_steps for times in (5, 65, 66, np.arange(500.0))] == [256, 256, 260, 1996]
+    with pytest.raises(ValueError, match=r"`max_steps` \(=3\) must be at least 4"):
+        ODE(Dense(2, 2), 5, rtol=1e-6, max_steps=3)

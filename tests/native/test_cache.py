@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import socket
@@ -209,6 +208,14 @@ def test_a_damaged_file_is_replaced(damage, whose, folder):
     assert path.read_bytes() == before
 
 
+def test_a_file_under_anothers_name_is_not_used(folder):
+    cache_files.store(f"{1:040}", b"one")
+    cache_files.store(f"{2:040}", b"two")
+    one, two = (folder / f"{k:040}.o" for k in (1, 2))
+    one.write_bytes(two.read_bytes())
+    assert [cache_files.load(f"{k:040}") for k in (1, 2)] == [None, b"two"]
+
+
 def test_a_folder_in_the_place_of_a_file(folder):
     compiled_again()
     for path in list(folder.iterdir()):
@@ -389,7 +396,7 @@ def test_code_that_was_planted_is_not_executed(folder, said):
     folder.chmod(0o777)
     head = len(cache_files._MAGIC)
     crash = b"\xcc" * 500
-    path.write_bytes(cache_files._MAGIC + hashlib.sha256(crash).digest() + crash)
+    path.write_bytes(cache_files._MAGIC + cache_files._digest(path.stem, crash) + crash)
     assert len(path.read_bytes()) == head + 32 + 500
     assert not compiled_again()
     assert path.read_bytes().endswith(crash)

@@ -386,12 +386,18 @@ def test_targets_that_make_no_sense_are_refused_in_quick_calls_too(loss, good, b
     net, p, x, t = make()
     fine, wrong = np.full_like(t, good), np.full_like(t, good)
     wrong[-1, -1] = bad
-    for _ in range(3):
-        net.value_and_grad(p, x, fine, loss)
+    calls = [
+        lambda t: net.value_and_grad(p, x, t, loss),
+        lambda t: net.loss(p, x, t, loss),
+        lambda t: net.gauss_newton(p, x, t, loss, p),
+        lambda t: net.hvp(p, x, t, loss, p),
+    ]
+    for call in calls * 3:
+        call(fine)
         with pytest.raises(ValueError, match=f"`t`: {text}"):
-            net.value_and_grad(p, x, wrong, loss)
+            call(wrong)
         with pytest.raises(ValueError, match="`t`"):
-            net.value_and_grad(p, x, fine[:, :1], loss)
+            call(fine[:, :1])
     before = p.copy()
     with pytest.raises(ValueError, match=text):
         chains.train(net, p, x, wrong, loss, chains.SGD(0.1), progress=False)

@@ -208,3 +208,89 @@ def test_what_does_not_fit_is_refused(change, message):
         Laplace(NET, 0.0 * P, X, np.tile(T, 2))
     with pytest.raises(ValueError, match="must name a parameter that is not frozen"):
         Laplace(NET.with_frozen("1.*"), P, X, np.tile(T, 2), parameters="1.*")
+
+
+# Weights, and the joint distribution of several outputs
+
+EACH = {
+    "squared": (SquaredLoss(), np.column_stack([T[:, 0], -T[:, 0]])),
+    "mean": (MSELoss(), np.column_stack([T[:, 0], -T[:, 0]])),
+    "binary": (BCEWithLogitsLoss(), (X[:, :2] > 0).astype(float)),
+    "labels": (CrossEntropyLoss(), (X[:, 0] > 0).astype(int)),
+    "probabilities": (CrossEntropyLoss(), np.eye(2)[(X[:, 0] > 0).astype(int)] * 0.8 + 0.1),
+}
+numbers = ("noise", "prior_precision", "log_evidence", "effective_parameters")
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_samples_of_weight_zero_are_as_if_they_were_not_there(kind):
+    loss, t = EACH[kind]
+    weights = (np.arange(40) % 3 > 0).astype(float)
+    holes = np.where(weights.reshape(-1, *[1] * (t.ndim - 1)) > 0, t, np.nan if t.dtype.kind == "f" else 0)
+    kept = weights > 0
+    found, wanted = Laplace(NET, P, X, holes, loss, weights=weights), Laplace(NET, P, X[kept], t[kept], loss)
+    for name in numbers:
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found.predict(X[:4]), wanted.predict(X[:4]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["binary", "labels", "probabilities"])
+def test_classes_of_weight_two_count_twice(kind):
+    loss, t = EACH[kind]
+    weights = 1.0 + (np.arange(40) % 3 > 0)
+    twice = np.repeat(np.arange(40), weights.astype(int))
+    found, wanted = Laplace(NET, P, X, t, loss, weights=weights), Laplace(NET, P, X[twice], t[twice], loss)
+    for name in numbers:
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-9, err_msg=name)
+
+
+def test_missing_targets_of_linear_regression_are_exact():
+    """Weights of the shape of the targets, of any size: the noise of a target is that of weight one over its root."""
+    net = Chain(Dense(3, 2))
+    w = np.random.default_rng(1).uniform(0.5, 2.0, (40, 2)) * (np.arange(80).reshape(40, 2) % 3 > 0)
+    both = np.column_stack([T[:, 0], -2.0 * T[:, 0]])
+    noise, precision = 0.25, 2.0
+    means, marginals = [], []
+    for k in range(2):
+        kept = w[:, k] > 0
+        columns, t = COLUMNS[kept], both[kept, k]
+        inverse = np.diag(w[kept, k]) / noise**2
+        means.append(np.linalg.solve(columns.T @ inverse @ columns + precision * np.eye(4), columns.T @ inverse @ t))
+        marginal = np.linalg.inv(inverse) + columns @ columns.T / precision
+        marginals.append(-0.5 * (np.linalg.slogdet(2 * math.pi * marginal)[1] + t @ np.linalg.solve(marginal, t)))
+    p = np.concatenate([np.stack([m[:3] for m in means], 1).reshape(-1), [m[3] for m in means]])
+    holes = np.where(w > 0, both, np.nan)
+    found = Laplace(net, p, X, holes, noise=noise, prior_precision=precision, weights=w)
+    assert found.log_evidence == pytest.approx(sum(marginals), rel=1e-9)
+    best = Laplace(net, p, X, holes, weights=w)
+    for factors in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.02), (1.0, 0.98)):
+        settings = {"noise": factors[0] * best.noise, "prior_precision": factors[1] * best.prior_precision}
+        assert Laplace(net, p, X, holes, weights=w, **settings).log_evidence < best.log_evidence
+
+
+def test_weights_that_are_none_are_refused():
+    for weights, reason in ((-np.ones(40), "zero or positive"), (np.zeros(40), "zero or positive"), (np.ones(3), "shape")):
+        with pytest.raises(ValueError, match=rf"`weights` .*{reason}|`weights` has shape"):
+            Laplace(LINE, np.ones(4), X, T, weights=weights)
+
+
+@pytest.mark.parametrize("with_noise", [True, False])
+def test_the_joint_covariance_is_that_of_linear_regression(with_noise):
+    mean, covariance = posterior(0.25, 2.0)
+    found = Laplace(LINE, mean, X, T, noise=0.25, prior_precision=2.0)
+    y, joint = found.predict(X[:5], joint=True, with_noise=with_noise)
+    wanted = COLUMNS[:5] @ covariance @ COLUMNS[:5].T + 0.25**2 * with_noise * np.eye(5)
+    assert joint.shape == (5, 1, 5, 1)
+    np.testing.assert_allclose(joint[:, 0, :, 0], wanted, rtol=1e-9)
+    np.testing.assert_array_equal(y, found.predict(X[:5])[0])
+
+
+@pytest.mark.parametrize("kind", EACH)
+def test_the_joint_covariance_has_the_variances_on_its_diagonal(kind):
+    loss, t = EACH[kind]
+    found = Laplace(NET, P, X, t, loss)
+    y, joint = found.predict(X[:3], joint=True)
+    alone, variance = found.predict(X[:3])
+    np.testing.assert_array_equal(y, alone)
+    np.testing.assert_allclose(np.diag(joint.reshape(6, 6)), variance.reshape(-1), rtol=1e-12)
+    np.testing.assert_allclose(joint, joint.transpose(2, 3, 0, 1), rtol=1e-12)

@@ -199,6 +199,67 @@ def test_warm_start_goes_on():
     assert model.set_params(warm_start=False).fit(X, y).loss_curve_ == first
 
 
+def test_warm_start_with_fewer_classes_is_refused():
+    """As by scikit-learn's networks; the classes that are missing would keep their probabilities."""
+    X, y = scaled(load_wine)
+    model = ChainClassifier((5,), max_iter=1, warm_start=True, random_state=0).fit(X, y)
+    fewer = y < 2
+    with pytest.raises(ValueError, match=r"`y` has the classes \[0 1\], but `warm_start` continues with .* \[0 1 2\]"):
+        model.fit(X[fewer], y[fewer])
+    assert list(model.set_params(warm_start=False).fit(X[fewer], y[fewer]).classes_) == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("solver", ["sgd", "lbfgs"])
+def test_a_fit_that_diverges_raises_value_error(solver):
+    """As scikit-learn's networks do; it is a FloatingPointError too, as of `train`."""
+    X, y = scaled(load_diabetes)
+    model = ChainRegressor((5,), solver=solver, learning_rate_init=1e9, random_state=0)
+    for kind in (ValueError, FloatingPointError):
+        with pytest.raises(kind, match="training has diverged: "):
+            model.fit(X, y * 1e160)
+
+
+def states(thing, seen):
+    """All that libraries find which save the states of objects, such as skops."""
+    if id(thing) in seen or isinstance(thing, (str, bytes, np.ndarray, np.generic, type)):
+        return
+    seen[id(thing)] = thing
+    if isinstance(thing, (dict, list, tuple)):
+        inner = thing.values() if isinstance(thing, dict) else thing
+    elif hasattr(thing, "__code__"):
+        return
+    else:
+        kept = thing.__getstate__()
+        inner = kept if isinstance(kept, tuple) else (kept or {}).values()
+    for part in inner:
+        states(part, seen)
+
+
+@pytest.mark.parametrize("solver", ["adam", "lbfgs"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_fitted_estimators_have_no_state_that_cannot_be_saved(solver):
+    X, y = scaled(load_diabetes)
+    softsign = chains.activation("softsign", lambda x: x / (1 + abs(x)))
+    for f in ("relu", "logistic", tanh, chains.activations.Elu(0.5), softsign):
+        model, found = ChainRegressor((5,), f, solver=solver, max_iter=2, random_state=0).fit(X, y), {}
+        states(model, found)
+        functions = [each for each in found.values() if hasattr(each, "__code__")]
+        assert all("<" not in function.__qualname__ for function in functions)
+        assert any(isinstance(each, chains.activations.Activation) for each in found.values())
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_skops_saves_estimators():
+    skops = pytest.importorskip("skops.io")
+    X, y = scaled(load_wine)
+    model = ChainClassifier((5,), "logistic", max_iter=3, random_state=0).fit(X, y)
+    data = skops.dumps(model)
+    again = skops.loads(data, trusted=skops.get_untrusted_types(data=data))
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(again.partial_fit(X, y).p_, model.partial_fit(X, y).p_)
+
+
 def test_partial_fit_is_an_epoch_each():
     X, y = scaled(load_wine)
     whole = ChainClassifier((10,), max_iter=6, random_state=0, shuffle=False).fit(X, y)

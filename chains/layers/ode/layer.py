@@ -82,6 +82,7 @@ def tolerance(name: str, given: Any) -> float | Row:
 
 
 MAX_STEPS = 256  # attempts of step control, by default
+STEPS_TO_A_TIME = 4  # or as many attempts to each of the times, if these are more
 MAX_SHOWN = 6  # times in a printed layer; of more, the first ones and the last
 
 
@@ -112,10 +113,10 @@ class ODE(Layer):
     atol : float, or sequence of n floats, optional
         By default a thousandth of `rtol`.
     max_steps : int, optional
-        The largest number of steps that step control tries, by default 256. Steps that are not needed are left out. If there
-        are too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad` raise FloatingPointError with the reason that
-        `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for the states that are not reached, and for
-        gradients.
+        The largest number of steps that step control tries, by default 256, or four to each of the times if these are more.
+        Steps that are not needed are left out. If there are too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad`
+        raise FloatingPointError with the reason that `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for the
+        states that are not reached, and for gradients.
     given : int
         The number of features of a sample, after the initial state, that are constants, not state: a dose, a temperature.
     time : bool
@@ -220,9 +221,11 @@ class ODE(Layer):
             raise ValueError(f"`rtol` (={shown(rtol)}): method {self.method!r} does not estimate its error, but {estimate} do")
         if self.steps != 1:
             raise ValueError(f"`steps` (={self.steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
-        most = MAX_STEPS if max_steps is None else check_count("max_steps", max_steps)
-        if isinstance(self.times, tuple) and most < len(self.times) - 1:
-            raise ValueError(f"`max_steps` (={most}) must be at least {len(self.times) - 1}: steps end at each of the times")
+        intervals = (len(self.times) if isinstance(self.times, tuple) else self.times) - 1
+        default = max(MAX_STEPS, STEPS_TO_A_TIME * intervals)
+        most = default if max_steps is None else check_count("max_steps", max_steps)
+        if most < intervals:
+            raise ValueError(f"`max_steps` (={most}) must be at least {intervals}: steps end at each of the times")
         return float(rtol), 1e-3 * float(rtol) if atol is None else tolerance("atol", atol), most
 
     @property

@@ -1,9 +1,10 @@
 """Machine code kept on disk between processes.
 
 Files are kept in ``$CHAINS_CACHE`` or the user's cache folder. A file's name is a hash of the assembly, the processor, the
-versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its contents; a damaged file is compiled
-anew. Files are written under another name and then renamed, so that no file is incomplete. Above `LIMIT_BYTES` in total, the
-least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache off; `clear` empties it.
+versions of LLVM and the passes it runs (`jit.PIPELINE`). Each file has a hash of its name and contents; a damaged file, or
+one under another's name, is compiled anew. Files are written under another name and then renamed, so that no file is
+incomplete. Above `LIMIT_BYTES` in total, the least recently used files are deleted. ``CHAINS_CACHE=off`` switches the cache
+off; `clear` empties it.
 
 Whoever can write a file here decides what this process executes. So the folder is made for its user alone, and only regular
 files are read. A folder or file that another user owns or can write is not used; a warning says so once.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 LIMIT_BYTES = 256 << 20
 SOURCES = ("backends/native", "expr", "lowering", "program")  # the package's sources that decide assembly
-_MAGIC = b"chains native 1\n"
+_MAGIC = b"chains native 2\n"
 _OURS = re.compile(r"[0-9a-f]{40}(\.o|-.*\.new)")  # names of the cache's files; the folder may have others
 # A FIFO must not block; a link must not lead out of the folder. Windows has neither flag.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -66,7 +67,7 @@ def load(name: str) -> bytes | None:
     except (OSError, ValueError):
         return None
     head = len(_MAGIC) + 32
-    if data[: len(_MAGIC)] != _MAGIC or hashlib.sha256(data[head:]).digest() != data[len(_MAGIC) : head]:
+    if data[: len(_MAGIC)] != _MAGIC or _digest(name, data[head:]) != data[len(_MAGIC) : head]:
         return None
     return data[head:]
 
@@ -83,7 +84,7 @@ def store(name: str, code: bytes) -> None:
         handle, temporary = tempfile.mkstemp(dir=place, prefix=f"{name}-", suffix=".new")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+                file.write(_MAGIC + _digest(name, code) + code)
             os.replace(temporary, place / f"{name}.o")
         except OSError:
             with contextlib.suppress(OSError):
@@ -92,6 +93,11 @@ def store(name: str, code: bytes) -> None:
         _trim(place)
     except (OSError, ValueError):  # ValueError: a name no file can have
         return
+
+
+def _digest(name: str, code: bytes) -> bytes:
+    """The hash in a file: of its name too, so that no file runs under another's."""
+    return hashlib.sha256(name.encode() + b"\0" + code).digest()
 
 
 def clear() -> int:
