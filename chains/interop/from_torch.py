@@ -14,9 +14,12 @@ from chains import layers
 from chains.activations import Activation, Elu, LeakyRelu
 from chains.backends import Cupy
 from chains.chain import Chain
+from chains.interop.comparison import Source
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.to_torch import NAMES, own_modules
+from chains.interop.torch_modules import computing, is_known, kind, results
 from chains.layers.base import SampleShape
+from chains.support.checks import check_flags
 from chains.support.messages import shown
 
 RECURRENT: dict[str, Callable[..., layers.Recurrent]] = {"RNN": layers.RNN, "LSTM": layers.LSTM, "GRU": layers.GRU}
@@ -24,7 +27,7 @@ ACTIVATIONS = {module: name for name, module in NAMES.items()}
 
 
 def from_torch(
-    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy = "auto"
+    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy = "auto", check: bool = True
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a module of PyTorch.
 
@@ -38,6 +41,9 @@ def from_torch(
         The shape of one sample, if the first layer does not fix it.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
+    check : bool
+        Whether to compare the network with the module, in the mode "eval" and on two small random batches. A module that
+        cannot be run on them gives a warning.
 
     Returns
     -------
@@ -52,7 +58,8 @@ def from_torch(
     Raises
     ------
     TypeError, ValueError
-        For modules and settings without a counterpart here, by name, and for files that hold anything else.
+        For modules and settings without a counterpart here, by name, and for files that hold anything else. ValueError if the
+        network does not compute what the module does; it names the first layer that differs.
     ImportError
         If PyTorch is missing.
     """
@@ -61,8 +68,12 @@ def from_torch(
         module = _loaded(torch, os.fspath(module))
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` (={shown(module)}) must be a module of PyTorch")
-    dtypes = {parameter.dtype for parameter in module.parameters()}
-    return assembled(_parts(torch, module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
+    check_flags(check=check)
+    with computing(torch, module) as module:
+        dtypes = {parameter.dtype for parameter in module.parameters()}
+        source = Source("the module", partial(results, torch, module), 1e-5) if check else None
+        dtype = np.float64 if torch.float64 in dtypes else np.float32
+        return assembled(_parts(torch, module), input_shape, backend, dtype, source)
 
 
 class NoStructureError(ValueError):
@@ -87,22 +98,30 @@ def _loaded(torch: Any, path: str) -> Any:
     return module
 
 
-def _parts(torch: Any, module: Any) -> list[Part]:
-    name, own = type(module).__name__, own_modules(torch)
+def _parts(torch: Any, module: Any, path: str = "") -> list[Part]:
+    """The layers of a module; the last one has the module's name."""
+    parts = _layers(torch, module, path)
+    if parts and not parts[-1].name:
+        parts[-1].name = path or "module"
+    return parts
+
+
+def _layers(torch: Any, module: Any, path: str) -> list[Part]:
+    name, own = kind(torch, module), own_modules(torch)
     if isinstance(module, own.Recurrence):
         return recurrent_parts(module.module, module.return_sequences, module.initial)
     if isinstance(module, own.SelfAttention):
         return [_attending(torch, module.module, module.causal)]
     if isinstance(module, own.Select):
         return [Part(layers.Select(module.indices))]
-    if not type(module).__module__.startswith("torch.nn."):
+    if not is_known(torch, module):
         raise TypeError(
             f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn. For a module with "
             "another `forward`, torch.onnx.export writes a file that chains.interop.from_onnx may read"
         )
     if name in ("Sequential", "TransformerEncoder"):
         children = module if name == "Sequential" else [*module.layers, *([module.norm] if module.norm is not None else [])]
-        return [part for child in children for part in _parts(torch, child)]
+        return [part for k, child in enumerate(children) for part in _parts(torch, child, f"{path}.{k}" if path else str(k))]
     if name in ("MultiheadAttention", "TransformerEncoderLayer"):
         return [_attending(torch, module, False)]
     for setting, value in REQUIRED.get(name, {}).items():

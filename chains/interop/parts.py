@@ -11,6 +11,7 @@ import numpy as np
 from chains.activations import identity
 from chains.backends import Cupy
 from chains.chain import Chain
+from chains.interop.comparison import Source, check_same
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
 from chains.params import Layout
@@ -39,11 +40,12 @@ def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str
 
 @dataclass
 class Part:
-    """A layer with its parameters and its state, in the order in which it declares them."""
+    """A layer with its parameters and its state, in the order in which it declares them, and the name of its result there."""
 
     layer: Layer
     params: list[np.ndarray] = field(default_factory=list)
     state: list[np.ndarray] = field(default_factory=list)
+    name: str = ""
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -57,19 +59,25 @@ def joined(parts: list[Part]) -> list[Part]:
             and before.activation is identity
         ):
             before.activation = part.layer.f
+            result[-1].name = part.name
         else:
             result.append(part)
     return result
 
 
 def assembled(
-    parts: list[Part], input_shape: SampleShape | None, backend: str | Cupy, dtype: Any
+    parts: list[Part], input_shape: SampleShape | None, backend: str | Cupy, dtype: Any, source: Source | None
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
-    """The network of these parts, its parameters and its state. Raises ValueError if an array does not fit."""
+    """The network of these parts, its parameters and its state.
+
+    Raises ValueError if an array does not fit, and if the network does not compute what its source does.
+    """
     parts = joined(parts)
     net = Chain(*(part.layer for part in parts), input_shape=input_shape, backend=backend)
     p = _vector(net.layout, [array for part in parts for array in part.params], dtype)
     state = _vector(net.state_layout, [array for part in parts for array in part.state], dtype) if net.n_state else None
+    if source is not None:
+        check_same(net, p, state, [part.name for part in parts], source)
     return net, p, state
 
 
