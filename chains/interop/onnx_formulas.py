@@ -70,6 +70,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Swish": lambda a, x: x * resolve("sigmoid")(a.get("alpha", 1.0) * x),
     "Reciprocal": lambda a, x: 1.0 / x,
     "Ceil": lambda a, x: -floor(-x),
+    "Cast": lambda a, x: x,  # among equal types
     "Tan": lambda a, x: FUNCTIONS["sin"](x) / FUNCTIONS["cos"](x),
 }
 AFFINE = ("Add", "Sub", "Mul", "Div", "Sum")  # with arrays of length 1 they are layers, since these may be trained
@@ -83,7 +84,7 @@ def formula(graph: Graph, end: str, single: bool = True) -> tuple[str, list[Part
     while (further := _above(graph, start, single)) is not None:
         start = further
     nodes = graph.between(start, end)
-    if all(node.op_type == "Identity" for node in nodes):
+    if all(node.op_type in ("Identity", "Cast") for node in nodes):
         return start, []
 
     def function(x: Any) -> Any:
@@ -139,6 +140,8 @@ def _above(graph: Graph, end: str, single: bool) -> str | None:
 def _elementwise(graph: Graph, node: Any, single: bool) -> bool:
     """Whether a node works on numbers: its data and constants of one entry, which have no axes if `single` and it is affine."""
     if node.op_type not in OPERATORS or len(node.output) != 1:
+        return False
+    if node.op_type == "Cast" and graph.known.element(node.input[0]) != graph.known.element(node.output[0]):
         return False
     data, sample = graph.data(node), graph.sample(node.output[0])
     if sample is None or any(graph.sample(name) != sample for name in data):

@@ -28,10 +28,7 @@ Found = tuple[str, list[Part]] | None
 def layer_norm(graph: Graph, end: str) -> Found:
     """``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias``, or without the last two, or the last one."""
     weight, bias, top = _affine(graph, end)
-    node = graph.nodes.get(top)
-    if node is None or node.op_type != "Div" or len(graph.data(node)) != 2:
-        return None
-    centred, root = graph.data(node)
+    centred, root = _quotient(graph, top)
     path, difference = graph.path(root, "Sqrt", "Add", "ReduceMean"), graph.nodes.get(centred)
     if not path or difference is None or difference.op_type != "Sub" or len(graph.data(difference)) != 2:
         return None
@@ -50,6 +47,20 @@ def layer_norm(graph: Graph, end: str) -> Found:
         return None  # they are layers, and the norm without weights another
     layer = layers.LayerNorm(shape, eps=number(graph.constants(path[1])[0]), affine=bool(arrays))
     return start, [Part(layer, arrays)]
+
+
+def _quotient(graph: Graph, end: str) -> tuple[str, str]:
+    """Numerator and denominator of a quotient, or of a product with a reciprocal; empty for other nodes."""
+    node = graph.nodes.get(end)
+    if node is None or node.op_type not in ("Div", "Mul") or len(graph.data(node)) != 2:
+        return "", ""
+    one, other = node.input
+    if node.op_type == "Div":
+        return one, other
+    for factor, inverse in ((one, other), (other, one)):
+        if path := graph.path(inverse, "Reciprocal"):
+            return factor, path[0].input[0]
+    return "", ""
 
 
 def _keeps(graph: Graph, *nodes: Any) -> bool:
@@ -83,10 +94,7 @@ def rms_norm(graph: Graph, end: str) -> Found:
     weight: list[np.ndarray] = []
     if above := graph.path(end, "Mul"):
         weight, (end,) = graph.constants(above[0]), graph.data(above[0])
-    node = graph.nodes.get(end)
-    if node is None or node.op_type != "Div" or len(graph.data(node)) != 2:
-        return None
-    start, root = graph.data(node)
+    start, root = _quotient(graph, end)
     path = graph.path(root, "Sqrt", "Add", "ReduceMean")
     if not path or not _is_square(graph, path[2].input[0], start) or not _keeps(graph, path[2]):
         return None

@@ -14,6 +14,7 @@ from chains.chain import Chain
 from chains.interop.comparison import Source, check_same
 from chains.layers import Activation, Conv, ConvTranspose, Dense, Layer
 from chains.layers.base import SampleShape
+from chains.network.network import network_of
 from chains.params import Layout
 from chains.support import arguments
 from chains.support.memory import on_host
@@ -40,12 +41,16 @@ def arrays_by_name(net: Chain, p: Any, state: Any) -> tuple[np.ndarray, dict[str
 
 @dataclass
 class Part:
-    """A layer with its parameters and its state, in the order in which it declares them, and the name of its result there."""
+    """A layer with its parameters and its state, in the order in which it declares them.
+
+    `name` is that of its result in the source. If `axes` is given, samples must have that many axes.
+    """
 
     layer: Layer
     params: list[np.ndarray] = field(default_factory=list)
     state: list[np.ndarray] = field(default_factory=list)
     name: str = ""
+    axes: int | None = None
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -74,11 +79,23 @@ def assembled(
     """
     parts = joined(parts)
     net = Chain(*(part.layer for part in parts), input_shape=input_shape, backend=backend)
+    _check_axes(net, parts)
     p = _vector(net.layout, [array for part in parts for array in part.params], dtype)
     state = _vector(net.state_layout, [array for part in parts for array in part.state], dtype) if net.n_state else None
     if source is not None:
         check_same(net, p, state, [part.name for part in parts], source)
     return net, p, state
+
+
+def _check_axes(net: Chain, parts: list[Part]) -> None:
+    if not any(part.axes for part in parts):
+        return
+    for part, declaration in zip(parts, network_of(net).declaration.children, strict=True):
+        if part.axes not in (None, len(declaration.input)):
+            raise ValueError(
+                f"{part.layer!r} is over the last axis, but the axis {part.axes} of its input is not the last one of samples of "
+                f"shape {declaration.input}"
+            )
 
 
 def _vector(layout: Layout, arrays: list[np.ndarray], dtype: Any) -> np.ndarray:

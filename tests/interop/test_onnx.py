@@ -216,7 +216,7 @@ def test_numbers_and_one_array_are_an_activation():
         ([("MatMul", ["x", "w"], ["a"]), ("Add", ["a", "x"], ["b"]), ("MatMul", ["a", "w"], ["c"]), ("Add", ["b", "c"], ["y"])],
          "the node MatMul-a is in two branches"),
         ([("MatMul", ["x", "w"], ["a"]), ("Identity", ["w"], ["y"])], "the output 'y' does not depend on the input 'x'"),
-        ([("LayerNormalization", ["x", "w"], ["y"], {"axis": 0})], "the node LayerNormalization-y: axis must be after the batch"),
+        ([("LayerNormalization", ["x", "w"], ["y"], {"axis": 0})], "node LayerNormalization-y: axis must be after the batch"),
     ],
 )  # fmt: skip
 def test_branches_and_nodes_that_are_no_layers_are_refused(nodes, reason):
