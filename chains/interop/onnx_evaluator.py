@@ -20,7 +20,7 @@ def evaluator(model: Any, version: int) -> Any:
 def _rnn() -> type:
     from onnx.reference.ops.op_rnn import RNN_14
 
-    class RNN(RNN_14):  # type: ignore[misc, valid-type]
+    class RNN(RNN_14):
         def choose_act(self, name: str, alpha: float | None, beta: float | None) -> Any:
             found = within(self.onnx_node, {"activations": [name.encode()], "activation_alpha": [alpha] if alpha else []})
             return ACTIVATIONS[found] if isinstance(found, str) else found
@@ -32,7 +32,7 @@ def _old_softmax() -> list[type]:
     """Before version 13, all axes from the given one on are one axis."""
     from onnx.reference.op_run import OpRun
 
-    class Softmax(OpRun):  # type: ignore[misc, valid-type]
+    class Softmax(OpRun):
         def _run(self, x: Any, **newest: Any) -> tuple[Any]:
             axes = [each.i for each in self.onnx_node.attribute if each.name == "axis"]
             rows = x.reshape(*x.shape[: (axes or [1])[0] % x.ndim], -1)

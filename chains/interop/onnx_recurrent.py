@@ -98,7 +98,8 @@ def _layer(graph: Graph, node: Any, every: bool) -> tuple[layers.Recurrent, list
         biases = np.zeros((count, 2 * len(GATES[cell]) * units), weights.dtype)
     states = list(_states(graph, node, 2 if operator == "LSTM" else 1, (count, units)))
     first = {"initial_state": "parameter"} if states else {}
-    inputs, settings = weights.shape[-1], {"return_sequences": every, "bidirectional": count == 2, **first}
+    inputs = weights.shape[-1]
+    settings: dict[str, Any] = {"return_sequences": every, "bidirectional": count == 2, **first}
     layer: layers.Recurrent
     if operator == "RNN":
         layer = layers.RNN(inputs, units, within(node, a), **settings)
@@ -151,8 +152,8 @@ def _states(graph: Graph, node: Any, count: int, shape: tuple[int, int]) -> Iter
         if (array != array[:, :1]).any():
             raise ValueError(f"{called(node)}: its initial states must be the same for each sample")
     for k in range(count if arrays else 0):
-        array = _input(graph, node, 5 + k)
-        yield np.zeros(shape, arrays[0].dtype) if array is None else array[:, 0]
+        given = _input(graph, node, 5 + k)
+        yield np.zeros(shape, arrays[0].dtype) if given is None else given[:, 0]
 
 
 def within(node: Any, a: dict[str, Any]) -> Any:

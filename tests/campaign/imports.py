@@ -59,10 +59,10 @@ class Attempt:
 
 
 @cache
-def attempts() -> list[Attempt]:
-    """All that can be tried: models with tensors whose first input has a batch."""
+def attempts(operators: bool = True) -> list[Attempt]:
+    """All that can be tried, with the tests of operators or without: models with tensors whose first input has a batch."""
     found = []
-    for name, model, values in tests():
+    for name, model, values in (*(of_operators() if operators else ()), *of_models()):
         if len(values) != len(model.graph.input) or not all(isinstance(value, (np.ndarray, np.generic)) for value in values):
             continue
         for data, value in enumerate(values):
@@ -71,17 +71,22 @@ def attempts() -> list[Attempt]:
     return found
 
 
-def tests() -> Iterator[tuple[str, Any, list[Any]]]:
-    """Name, model and inputs of each test of operators and of small models."""
-    import onnx
+def of_operators() -> Iterator[tuple[str, Any, list[Any]]]:
+    """Name, model and inputs of each test of an operator."""
     from onnx.backend.test.case.node import collect_testcases
-    from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cases = collect_testcases(None)
     for case in cases:
         yield case.name, case.model, list(case.data_sets[0][0])
+
+
+def of_models() -> Iterator[tuple[str, Any, list[Any]]]:
+    """Name, model and inputs of each test that comes with onnx as a file."""
+    import onnx
+    from onnx.backend.test.loader import load_model_tests
+
     for kind in KINDS:
         for case in load_model_tests(kind=kind):
             model = onnx.load(f"{case.model_dir}/model.onnx")
@@ -152,8 +157,9 @@ def outcome(case: Attempt, **how: Any) -> str:
 
 
 def attempt(seed: int, number: int) -> str:
+    """All of them, in an order that depends on the seed."""
     every = attempts()
-    return outcome(every[number % len(every)], check=False)
+    return outcome(every[np.random.default_rng(seed).permutation(len(every))[number % len(every)]], check=False)
 
 
 def missing() -> str:

@@ -167,7 +167,9 @@ def test_a_wrong_reader_is_found_out(keras, layers, monkeypatch):
 
     reading = sys.modules[module.__module__]
     monkeypatch.setitem(reading.LAYERS, "ReLU", lambda reader, m: [Part(chains.layers.Activation("relu"))])
-    model = keras.Sequential([keras.Input((5,)), layers.Dense(8), layers.ReLU(negative_slope=0.2, name="bent"), layers.Dense(3)])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8), layers.ReLU(negative_slope=0.2, name="bent"), layers.Dense(3)]
+    )
     shaken(model)
     with pytest.raises(ValueError, match=r"what the model does: by .* differs is 0, Dense\(5, 8, relu\), read from 'bent'"):
         from_keras(model)

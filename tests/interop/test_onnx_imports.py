@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import chains
 from chains.interop import from_onnx
+from tests.campaign import imports
 
 onnx = pytest.importorskip("onnx")
 
@@ -269,3 +272,9 @@ def test_a_model_that_cannot_be_run_gives_a_warning(monkeypatch):
         from_onnx(model)
     with pytest.raises(TypeError, match="`check`"):
         from_onnx(model, check=1)
+
+
+def test_the_models_that_come_with_onnx():
+    """Those of its operators are tried by `python -m tests.campaign.imports`."""
+    found = Counter(imports.outcome(case, check=False) for case in imports.attempts(operators=False))
+    assert found["equal"] >= 82, found
