@@ -13,6 +13,8 @@ import numpy as np
 
 BATCHES = (2, 3)
 RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+# Operators whose results may be the same for both batch sizes, and others for larger batches.
+THRESHOLDS = {"Max", "Min", "Clip", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Div", "Mod", "Sign", "Floor", "Range"}
 SMALL = 1000  # entries of constants that may determine a shape
 
 
@@ -105,6 +107,14 @@ class Known:
                 types |= dict.fromkeys(node.output) | self._inferred(node, types, values)
             elif all(name in values for name in names) and node.op_type not in RANDOM:
                 values |= self.computed(node, {name: values[name] for name in names}) or {}
+        if node.op_type in THRESHOLDS and self._differ(names) and not self._differ(node.output):
+            for values in self.values:
+                values.pop(node.output[0], None)
+
+    def _differ(self, names: Any) -> bool:
+        """Whether one of some arrays depends on the batch size."""
+        one, other = self.values
+        return any(name in one and name in other and not np.array_equal(one[name], other[name]) for name in names)
 
     def _is_fixed(self, names: list[str]) -> bool:
         """Whether arrays do not depend on the batch size."""

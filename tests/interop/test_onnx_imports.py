@@ -142,6 +142,9 @@ REFUSED = {
     "samples that become larger": ([("Add", ["x", "c"], ["y"])], (1,), {"c": B}, "must not make samples of shape"),
     "a part of the batch": ([("Slice", ["x", "i", "j"], ["y"])], (4,), {"i": ints(0), "j": ints(1000)},
                             "the operator Slice of the node Slice with the output 'y'"),
+    "a number that depends on large batches": (
+        [*BATCH, ("Max", ["n", "k"], ["q"]), ("Cast", ["q"], ["c"], {"to": 1}), ("Mul", ["x", "c"], ["y"])],
+        (4,), {"i": ints(0), "j": ints(1), "k": ints(5)}, "its input 'c' is not the same for each sample"),
     "softmax of another axis": ([("Softmax", ["x"], ["y"], {"axis": 1})], (3, 4), {}, "axis must be the last one, got 1"),
     "an operator of others": ([("Tanh", ["x"], ["y"], {"domain": "own"})], (4,), {}, "is an operator of own"),
     "random numbers": ([("RandomNormalLike", ["x"], ["a"]), ("Add", ["x", "a"], ["y"])], (4,), {}, "RandomNormalLike"),
