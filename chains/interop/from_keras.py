@@ -13,15 +13,20 @@ from chains import layers
 from chains.activations import Activation, activation, elu, leaky_relu, relu
 from chains.backends import Cupy
 from chains.chain import Chain
-from chains.expr import minimum, where
+from chains.expr import exp, maximum, minimum, where
 from chains.interop.comparison import Source
 from chains.interop.parts import Part, assembled
 from chains.support.checks import check_flags
 from chains.support.messages import shown
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Activation | str] = {
     "linear": "identity", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "mish": "mish",
     "selu": "selu", "softplus": "softplus", "softsign": "softsign", "gelu": "gelu", "elu": "elu",
+    "leaky_relu": leaky_relu(slope=0.2),
+    "relu6": activation("relu6", lambda x: minimum(maximum(x, 0.0), 6.0)),
+    "exponential": activation("exponential", exp),
+    "hard_sigmoid": activation("hard_sigmoid", lambda x: minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0)),
+    "hard_silu": activation("hard_silu", lambda x: x * minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0)),
 }  # fmt: skip
 
 
@@ -172,8 +177,8 @@ class _Reader:
         if name in ("softmax", "log_softmax"):
             self._check_softmax(m, f"`activation` (={name!r}) of {type(m).__name__}")
             return [Part(layers.Softmax() if name == "softmax" else layers.LogSoftmax())]
-        name = self._activation_name(m)
-        return [] if name == "identity" else [Part(layers.Activation(name))]
+        f = self._function(m)
+        return [] if f == "identity" else [Part(layers.Activation(f))]
 
     def _softmax(self, m: Any) -> list[Part]:
         if m.axis not in (-1, len(self.shape)):
@@ -185,7 +190,7 @@ class _Reader:
         if len(self.shape) > 1 and not self.sequences and len(m.compute_output_shape((None, *self.shape))) > 2:
             raise ValueError(f"{what} is along the channels, which come first here")
 
-    def _activation_name(self, m: Any) -> str:
+    def _function(self, m: Any) -> Activation | str:
         name = getattr(m.activation, "__name__", str(m.activation))
         if name not in ACTIVATIONS:
             raise ValueError(f"`activation` (={name!r}) of {type(m).__name__} is not among those here")
@@ -216,7 +221,7 @@ class _Reader:
         functions = [first.activation.__name__, getattr(getattr(first, "recurrent_activation", None), "__name__", "sigmoid")]
         settings = {"bidirectional": both, "return_sequences": first.return_sequences}
         if name == "SimpleRNN":
-            settings["activation"] = self._activation_name(first)
+            settings["activation"] = self._function(first)
         elif functions != ["tanh", "sigmoid"]:
             raise ValueError(
                 f"the activations of {name} must be 'tanh' and 'sigmoid', got {functions[0]!r} and {functions[1]!r}"

@@ -137,7 +137,7 @@ def test_what_there_is_not_is_refused(keras, layers):
         (layers.SeparableConv2D(2, 2), "keras.layers.SeparableConv2D cannot be read; the layers that can are Activation, "),
         (layers.MaxPooling2D(2, padding="same"), "`padding`"),
         (layers.Dense(3), "put a Flatten before it"),
-        (layers.Conv2D(2, 3, activation="hard_sigmoid"), "`activation`"),
+        (layers.Conv2D(2, 3, activation="sparse_plus"), "`activation`"),
     ):
         with pytest.raises((TypeError, ValueError), match=reason):
             from_keras(keras.Sequential([keras.Input((6, 6, 2)), layer]))
@@ -148,6 +148,12 @@ def test_relus_with_slopes_and_ends(keras, layers):
     for settings in ({"max_value": 6.0}, {"negative_slope": 0.1}, {"max_value": 2.0, "negative_slope": 0.2, "threshold": 0.5}):
         model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.ReLU(**settings), layers.Dense(3)])
         compared(keras, model, x)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "relu6", "exponential", "hard_sigmoid", "hard_silu"])
+def test_activations_by_their_formulas(keras, layers, name):
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    compared(keras, keras.Sequential([keras.Input((5,)), layers.Dense(8, name), layers.Dense(3)]), x)
 
 
 def test_softmax_as_a_layer(keras, layers):
