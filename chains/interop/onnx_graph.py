@@ -33,7 +33,7 @@ class Graph:
         self.sources: dict[str, str] = {}  # the nearest array on every path from the input
         self._depths = {first.name: 0}
         for node in model.graph.node:
-            self._add(node)
+            self._add(self._from_one(node))
         self._taken: set[str] = set()
 
     def _add(self, node: Any) -> None:
@@ -42,6 +42,29 @@ class Graph:
             source = reduce(self._common, data)
             for name in filter(None, node.output):
                 self.nodes[name], self.sources[name], self._depths[name] = node, source, self._depths[source] + 1
+
+    def _from_one(self, node: Any) -> Any:
+        """A node that takes one entry of a concatenation takes it of the array that has it, as of the states of many layers."""
+        joined = self.nodes.get(node.input[0]) if node.op_type == "Gather" else None
+        index = self.arrays.get(node.input[1]) if joined is not None else None
+        if joined is None or joined.op_type != "Concat" or index is None or index.size != 1:
+            return node
+        axes = [self.attributes(each).get("axis", 0) for each in (node, joined)]
+        shapes = [self.known.shapes(name)[0] if name in self._depths else None for name in joined.input]
+        if axes[0] != axes[1] or any(shape is None for shape in shapes):
+            return node
+        lengths = [shape[axes[0]] for shape in shapes if shape is not None]
+        place = int(index.reshape(())) % sum(lengths)
+        ends = np.cumsum(lengths)
+        which = int(np.searchsorted(ends, place, side="right"))
+        name = f"{first_output(node)}.place"
+        own = np.array(place - ends[which] + lengths[which]).reshape(index.shape)
+        for values in (self.arrays, *self.known.values):
+            values[name] = own
+        made = self.onnx.NodeProto()
+        made.CopyFrom(node)
+        made.input[0], made.input[1] = joined.input[which], name
+        return made
 
     def _common(self, a: str, b: str) -> str:
         while a != b:

@@ -188,6 +188,8 @@ class Known:
     def is_filled(self, name: str) -> bool:
         """Whether a constant is a number that a node has repeated."""
         node = self.makers.get(name)
+        while node is not None and node.op_type in ("Slice", "Squeeze", "Unsqueeze", "Reshape", "Transpose", "Identity"):
+            node = self.makers.get(node.input[0])
         if node is None or node.op_type not in ("ConstantOfShape", "Expand"):
             return False
         return node.op_type == "ConstantOfShape" or self.values[0][node.input[0]].size == 1

@@ -73,6 +73,7 @@ def modules() -> dict[str, tuple[Callable[[], Any], tuple[int, ...]]]:
         "GRU in both directions": (lambda: nn.GRU(3, 4, batch_first=True, bidirectional=True), (5, 3)),
         "last step": (lambda: _last(nn), (5, 3)),
         "last state": (lambda: _state(nn), (5, 3)),
+        "last state of two": (lambda: _state_of_two(nn), (5, 3)),
         "residual": (lambda: _residual(nn), (6,)),
         "scaled surrogate": (lambda: _surrogate(nn), (6,)),
         "heads": (lambda: _heads(nn), (6,)),
@@ -115,6 +116,10 @@ def _last(nn: Any) -> Any:
 
 def _state(nn: Any) -> Any:
     return _of(lambda m, x: m.out(m.cell(x)[1][-1]), cell=nn.GRU(3, 4, batch_first=True), out=nn.Linear(4, 2))
+
+
+def _state_of_two(nn: Any) -> Any:
+    return _of(lambda m, x: m.out(m.cell(x)[1][0][-1]), cell=nn.LSTM(3, 4, 2, batch_first=True), out=nn.Linear(4, 2))
 
 
 def _residual(nn: Any) -> Any:

@@ -198,6 +198,19 @@ def test_the_last_step_of_a_recurrent_layer_is_a_setting_of_it():
     assert repr(net.layers) == repr((chains.LSTM(3, 2),))
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_last_state_of_one_of_two_layers(layer):
+    """PyTorch gives the states of all layers as one array."""
+    nodes, arrays = recurrent("LSTM")
+    own = {f"{name}2": RNG.normal(size=shape).astype(np.float32) for name, shape in (("w", (1, 8, 2)), ("r", (1, 8, 2)))}
+    nodes += [
+        ("Squeeze", ["a", "one"], ["q"]), ("LSTM", ["q", "w2", "r2"], ["", "last2"], {"hidden_size": 2}),
+        ("Concat", ["last", "last2"], ["h"], {"axis": 0}), ("Gather", ["h", "i"], ["y"], {"axis": 0}),
+    ]  # fmt: skip
+    net = compared(model_of(nodes, (5, 3), {**arrays, **own, "one": ints(1), "i": np.int64(layer - 2)}))
+    assert len(net.layers) == layer + 1
+
+
 def test_an_lstm_with_one_of_its_initial_states():
     nodes, arrays = recurrent("LSTM", h="h")
     nodes += [("Squeeze", ["last", "zero"], ["y"])]
