@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from chains import layers
-from chains.activations import elu, leaky_relu
+from chains.activations import Activation, activation, elu, leaky_relu, relu
 from chains.backends import Backend, Cupy
 from chains.chain import Chain
+from chains.expr import exp, maximum, minimum, where
+from chains.interop.comparison import Source
 from chains.interop.parts import Part, assembled
+from chains.support.checks import check_flags
 from chains.support.messages import shown
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Activation | str] = {
     "linear": "identity", "relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "mish": "mish",
     "selu": "selu", "softplus": "softplus", "softsign": "softsign", "gelu": "gelu", "elu": "elu",
+    "leaky_relu": leaky_relu(slope=0.2),
+    "relu6": activation("relu6", lambda x: minimum(maximum(x, 0.0), 6.0)),
+    "exponential": activation("exponential", exp),
+    "hard_sigmoid": activation("hard_sigmoid", lambda x: minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0)),
+    "hard_silu": activation("hard_silu", lambda x: x * minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0)),
 }  # fmt: skip
 
 
-def from_keras(model: Any, *, backend: str | Cupy | Backend = "auto") -> tuple[Chain, np.ndarray, np.ndarray | None]:
+def from_keras(
+    model: Any, *, backend: str | Cupy | Backend = "auto", check: bool = True
+) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a Sequential model of Keras.
 
     Parameters
@@ -29,6 +41,9 @@ def from_keras(model: Any, *, backend: str | Cupy | Backend = "auto") -> tuple[C
         A model that has been built, with channels last, Keras's default. `LAYERS` names the layers that it may have.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
+    check : bool
+        Whether to compare the network with the model on two small random batches. A model that cannot be run on them gives a
+        warning.
 
     Returns
     -------
@@ -42,19 +57,38 @@ def from_keras(model: Any, *, backend: str | Cupy | Backend = "auto") -> tuple[C
     Raises
     ------
     TypeError, ValueError
-        For layers and settings without a counterpart here, by name.
+        For layers and settings without a counterpart here, by name. ValueError if the network does not compute what the model
+        does; it names the first layer that differs.
     """
     if not hasattr(model, "layers") or not hasattr(model, "input_shape"):
         raise TypeError(f"`model` (={shown(model)}) must be a Sequential model of Keras")
     if type(model).__name__ != "Sequential":
         raise TypeError(f"`model` (a {type(model).__name__}) must be a Sequential model")
+    check_flags(check=check)
     shape = tuple(model.input_shape[1:])
     reader = _Reader(shape, any(type(layer).__name__ in OF_SEQUENCES for layer in model.layers))
     for layer in model.layers:
         reader.add(layer)
+    reader.end()
     kinds = {weight.dtype for layer in model.layers for weight in layer.get_weights()}
     dtype = np.float64 if np.dtype(np.float64) in kinds else np.float32
-    return assembled(reader.parts, shape if reader.sequences else (shape[-1], *shape[:-1]), backend, dtype)
+    source = Source("the model", partial(_results, model, reader.sequences), 1e-5) if check else None
+    return assembled(reader.parts, shape if reader.sequences else (shape[-1], *shape[:-1]), backend, dtype, source)
+
+
+def _results(model: Any, sequences: bool, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The output of a model, and those of its layers by name, with channels first."""
+
+    def moved(y: Any, source: int, target: int) -> np.ndarray:
+        array = y.detach().cpu().numpy() if hasattr(y, "detach") else np.asarray(y)
+        return array if sequences or array.ndim < 3 else np.moveaxis(array, source, target)
+
+    data = np.ascontiguousarray(moved(x, 1, -1))
+    found, y = {}, data
+    for layer in model.layers:
+        y = layer(y)
+        found[layer.name] = moved(y, -1, 1)
+    return moved(model(data, training=False), -1, 1), found
 
 
 class _Reader:
@@ -75,9 +109,18 @@ class _Reader:
             )
         if getattr(layer, "data_format", "channels_last") != "channels_last":
             raise ValueError(f"`data_format` (={layer.data_format!r}) of {name} must be 'channels_last'")
-        self.parts += LAYERS[name](self, layer)
+        made = LAYERS[name](self, layer)
+        if made and self.flattened is None:  # else its result is in another order
+            made[-1].name = layer.name
+        self.parts += made
         if hasattr(layer, "compute_output_shape"):
             self.shape = tuple(layer.compute_output_shape((None, *self.shape)))[1:]
+
+    def end(self) -> None:
+        """Reorder an output that has channels first to Keras's order."""
+        if self.flattened is not None:
+            places = np.arange(math.prod(self.flattened)).reshape(self.flattened[-1], *self.flattened[:-1])
+            self.parts.append(Part(layers.Select(np.moveaxis(places, 0, -1).reshape(-1).tolist())))
 
     def _dense(self, m: Any) -> list[Part]:
         weight, *bias = m.get_weights()
@@ -134,13 +177,22 @@ class _Reader:
     def _activations(self, m: Any) -> list[Part]:
         name = getattr(m.activation, "__name__", str(m.activation))
         if name in ("softmax", "log_softmax"):
-            if len(self.shape) > 1 and not self.sequences and len(m.compute_output_shape((None, *self.shape))) > 2:
-                raise ValueError(f"`activation` (={name!r}) of {type(m).__name__} is along the channels, which come first here")
+            self._check_softmax(m, f"`activation` (={name!r}) of {type(m).__name__}")
             return [Part(layers.Softmax() if name == "softmax" else layers.LogSoftmax())]
-        name = self._activation_name(m)
-        return [] if name == "identity" else [Part(layers.Activation(name))]
+        f = self._function(m)
+        return [] if f == "identity" else [Part(layers.Activation(f))]
 
-    def _activation_name(self, m: Any) -> str:
+    def _softmax(self, m: Any) -> list[Part]:
+        if m.axis not in (-1, len(self.shape)):
+            raise ValueError(f"`axis` (={m.axis!r}) of Softmax must be the last one")
+        self._check_softmax(m, "Softmax")
+        return [Part(layers.Softmax())]
+
+    def _check_softmax(self, m: Any, what: str) -> None:
+        if len(self.shape) > 1 and not self.sequences and len(m.compute_output_shape((None, *self.shape))) > 2:
+            raise ValueError(f"{what} is along the channels, which come first here")
+
+    def _function(self, m: Any) -> Activation | str:
         name = getattr(m.activation, "__name__", str(m.activation))
         if name not in ACTIVATIONS:
             raise ValueError(f"`activation` (={name!r}) of {type(m).__name__} is not among those here")
@@ -171,7 +223,7 @@ class _Reader:
         functions = [first.activation.__name__, getattr(getattr(first, "recurrent_activation", None), "__name__", "sigmoid")]
         settings = {"bidirectional": both, "return_sequences": first.return_sequences}
         if name == "SimpleRNN":
-            settings["activation"] = self._activation_name(first)
+            settings["activation"] = self._function(first)
         elif functions != ["tanh", "sigmoid"]:
             raise ValueError(
                 f"the activations of {name} must be 'tanh' and 'sigmoid', got {functions[0]!r} and {functions[1]!r}"
@@ -181,6 +233,19 @@ class _Reader:
         settings |= {"reset_after": first.reset_after} if name == "GRU" else {}
         params = [array for cell in cells for array in _of_cell(cell)]
         return [Part(RECURRENT[name](params[0].shape[0], first.units, **settings), params)]
+
+
+def _relu(m: Any) -> Activation:
+    """The activation of a layer ReLU, which may have a slope on its left, and ends."""
+    slope, edge, most = float(m.negative_slope or 0.0), float(m.threshold or 0.0), m.max_value
+    if edge == 0.0 and most is None:
+        return leaky_relu(slope=slope) if slope else relu
+
+    def function(x: Any) -> Any:
+        y = where(x >= edge, x, slope * (x - edge))
+        return y if most is None else minimum(y, float(most))
+
+    return activation("clipped_relu", function)
 
 
 def _of_cell(m: Any) -> list[np.ndarray]:
@@ -209,7 +274,8 @@ LAYERS: dict[str, Callable[[_Reader, Any], list[Part]]] = {
     "Dropout": lambda reader, m: [Part(layers.Dropout(m.rate))],
     **{f"SpatialDropout{ndim}D": lambda reader, m: [Part(layers.SpatialDropout(m.rate))] for ndim in (1, 2)},
     "Activation": _Reader._activations,
-    "ReLU": lambda reader, m: [Part(layers.Activation("relu"))],
+    "ReLU": lambda reader, m: [Part(layers.Activation(_relu(m)))],
+    "Softmax": _Reader._softmax,
     "LeakyReLU": lambda reader, m: [Part(layers.Activation(leaky_relu(slope=m.negative_slope)))],
     "ELU": lambda reader, m: [Part(layers.Activation(elu(alpha=m.alpha)))],
     "Embedding": _Reader._embedding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -11,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from chains import layers
-from chains.activations import Activation, Elu, LeakyRelu
+from chains.activations import Activation, Elu, LeakyRelu, activation
 from chains.backends import Backend, Cupy
 from chains.chain import Chain
+from chains.expr import exp, expm1, log1p, maximum, minimum, tanh, where
+from chains.interop.comparison import Source
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.to_torch import NAMES, own_modules
+from chains.interop.torch_modules import computing, is_known, kind, results
 from chains.layers.base import SampleShape
+from chains.support.checks import check_flags
 from chains.support.messages import shown
 
 RECURRENT: dict[str, Callable[..., layers.Recurrent]] = {"RNN": layers.RNN, "LSTM": layers.LSTM, "GRU": layers.GRU}
@@ -24,7 +29,7 @@ ACTIVATIONS = {module: name for name, module in NAMES.items()}
 
 
 def from_torch(
-    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy | Backend = "auto"
+    module: Any, input_shape: SampleShape | None = None, *, backend: str | Cupy | Backend = "auto", check: bool = True
 ) -> tuple[Chain, np.ndarray, np.ndarray | None]:
     """A network with the structure and the weights of a module of PyTorch.
 
@@ -38,6 +43,9 @@ def from_torch(
         The shape of one sample, if the first layer does not fix it.
     backend : str or backends.Cupy
         That of the network; see `chains.Chain`.
+    check : bool
+        Whether to compare the network with the module, in the mode "eval" and on two small random batches. A module that
+        cannot be run on them gives a warning.
 
     Returns
     -------
@@ -52,7 +60,8 @@ def from_torch(
     Raises
     ------
     TypeError, ValueError
-        For modules and settings without a counterpart here, by name, and for files that hold anything else.
+        For modules and settings without a counterpart here, by name, and for files that hold anything else. ValueError if the
+        network does not compute what the module does; it names the first layer that differs.
     ImportError
         If PyTorch is missing.
     """
@@ -61,8 +70,12 @@ def from_torch(
         module = _loaded(torch, os.fspath(module))
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` (={shown(module)}) must be a module of PyTorch")
-    dtypes = {parameter.dtype for parameter in module.parameters()}
-    return assembled(_parts(torch, module), input_shape, backend, np.float64 if torch.float64 in dtypes else np.float32)
+    check_flags(check=check)
+    with computing(torch, module) as module:
+        dtypes = {parameter.dtype for parameter in module.parameters()}
+        source = Source("the module", partial(results, torch, module), 1e-5) if check else None
+        dtype = np.float64 if torch.float64 in dtypes else np.float32
+        return assembled(_parts(torch, module), input_shape, backend, dtype, source)
 
 
 class NoStructureError(ValueError):
@@ -87,28 +100,36 @@ def _loaded(torch: Any, path: str) -> Any:
     return module
 
 
-def _parts(torch: Any, module: Any) -> list[Part]:
-    name, own = type(module).__name__, own_modules(torch)
+def _parts(torch: Any, module: Any, path: str = "") -> list[Part]:
+    """The layers of a module; the last one has the module's name."""
+    parts = _layers(torch, module, path)
+    if parts and not parts[-1].name:
+        parts[-1].name = path or "module"
+    return parts
+
+
+def _layers(torch: Any, module: Any, path: str) -> list[Part]:
+    name, own = kind(torch, module), own_modules(torch)
     if isinstance(module, own.Recurrence):
         return recurrent_parts(module.module, module.return_sequences, module.initial)
     if isinstance(module, own.SelfAttention):
         return [_attending(torch, module.module, module.causal)]
     if isinstance(module, own.Select):
         return [Part(layers.Select(module.indices))]
-    if not type(module).__module__.startswith("torch.nn."):
+    if not is_known(torch, module):
         raise TypeError(
             f"{name} is not a layer of PyTorch: from_torch takes nn.Sequential and the layers of torch.nn. For a module with "
             "another `forward`, torch.onnx.export writes a file that chains.interop.from_onnx may read"
         )
     if name in ("Sequential", "TransformerEncoder"):
         children = module if name == "Sequential" else [*module.layers, *([module.norm] if module.norm is not None else [])]
-        return [part for child in children for part in _parts(torch, child)]
+        return [part for k, child in enumerate(children) for part in _parts(torch, child, f"{path}.{k}" if path else str(k))]
     if name in ("MultiheadAttention", "TransformerEncoderLayer"):
         return [_attending(torch, module, False)]
     for setting, value in REQUIRED.get(name, {}).items():
         if getattr(module, setting) != value:
             raise ValueError(f"`{setting}` (={getattr(module, setting)!r}) of {name} must be {value!r} here")
-    if name in ACTIVATIONS:
+    if name in ACTIVATIONS and name not in MAKERS:
         return [Part(layers.Activation(ACTIVATIONS[name]))]
     if name not in MAKERS:
         raise TypeError(f"there is no layer like torch.nn.{name} here")
@@ -188,10 +209,37 @@ def _batch_norm(m: Any) -> Part:
 
 def _affine(kind: type, settings: tuple[str, ...], m: Any) -> Part:
     affine = getattr(m, "elementwise_affine", getattr(m, "affine", True))
+    arrays = _arrays(m, *(name for name in ("weight", "bias") if getattr(m, name, None) is not None))
     if affine and getattr(m, "bias", 0) is None:
-        raise ValueError(f"`bias` (=False) of {type(m).__name__} must be True here")
-    names = [name for name in ("weight", "bias") if getattr(m, name, None) is not None]
-    return Part(kind(*(getattr(m, name) for name in settings), eps=_eps(m), affine=affine), _arrays(m, *names))
+        arrays.append(np.zeros_like(arrays[0]))
+    return Part(kind(*(getattr(m, name) for name in settings), eps=_eps(m), affine=affine), arrays)
+
+
+def _softmax(kind: type, m: Any) -> Part:
+    if m.dim is None or m.dim == 0 or m.dim < -1:
+        raise ValueError(f"`dim` (={m.dim!r}) of {type(m).__name__} must be the last axis")
+    return Part(kind(), axes=m.dim if m.dim > 0 else None)
+
+
+def _formula(function: Callable[..., Any], m: Any) -> Part:
+    return Part(layers.Activation(activation(type(m).__name__, partial(function, m))))
+
+
+def _prelu(m: Any) -> Part:
+    if m.num_parameters != 1:
+        raise ValueError(f"`num_parameters` (={m.num_parameters}) of PReLU must be 1 here")
+    return Part(layers.Activation(LeakyRelu(float(m.weight))))
+
+
+def _gelu(m: Any, x: Any) -> Any:
+    return 0.5 * x * (1.0 + tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def _instance_norm(m: Any) -> Part:
+    if m.track_running_stats:
+        raise ValueError(f"`track_running_stats` (=True) of {type(m).__name__} must be False here")
+    layer = layers.GroupNorm(m.num_features, m.num_features, eps=m.eps, affine=m.affine)
+    return Part(layer, _arrays(m, "weight", "bias"))
 
 
 def _eps(m: Any) -> float:
@@ -261,6 +309,20 @@ def block_part(m: Any, activation: Activation | str, causal: bool = False) -> Pa
     return Part(layer, [*first, *attention.params, *second, *dense])
 
 
+# Activations by their formulas, functions of the module and its input.
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "ReLU6": lambda m, x: minimum(maximum(x, 0.0), 6.0),
+    "Hardtanh": lambda m, x: minimum(maximum(x, m.min_val), m.max_val),
+    "Hardsigmoid": lambda m, x: minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0),
+    "Hardswish": lambda m, x: x * minimum(maximum(x / 6.0 + 0.5, 0.0), 1.0),
+    "Hardshrink": lambda m, x: where(abs(x) > m.lambd, x, 0.0),
+    "Softshrink": lambda m, x: x - minimum(maximum(x, -m.lambd), m.lambd),
+    "Tanhshrink": lambda m, x: x - tanh(x),
+    "Threshold": lambda m, x: where(x > m.threshold, x, m.value),
+    "LogSigmoid": lambda m, x: minimum(x, 0.0) - log1p(exp(-abs(x))),
+    "CELU": lambda m, x: where(x > 0.0, x, m.alpha * expm1(minimum(x, 0.0) / m.alpha)),
+}
+
 # Settings that have one value here.
 REQUIRED: dict[str, dict[str, Any]] = {
     **{f"Conv{d}": {"padding_mode": "zeros"} for d in ("1d", "2d", "Transpose1d", "Transpose2d")},
@@ -269,10 +331,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **{f"BatchNorm{ndim}d": {"track_running_stats": True} for ndim in (1, 2)},
     "Flatten": {"start_dim": 1, "end_dim": -1},
     "Unflatten": {"dim": 1},
-    "Softmax": {"dim": -1},
-    "LogSoftmax": {"dim": -1},
     "Upsample": {"mode": "nearest", "size": None},
-    "GELU": {"approximate": "none"},
     "Softplus": {"beta": 1},
     "Embedding": {"max_norm": None},
 }
@@ -290,10 +349,14 @@ MAKERS: dict[str, Callable[[Any], Part | list[Part]]] = {
     "Flatten": lambda m: Part(layers.Flatten()),
     "Unflatten": lambda m: Part(layers.Reshape(*m.unflattened_size)),
     "Identity": lambda m: [],
-    "Softmax": lambda m: Part(layers.Softmax()),
-    "LogSoftmax": lambda m: Part(layers.LogSoftmax()),
+    "Softmax": partial(_softmax, layers.Softmax),
+    "LogSoftmax": partial(_softmax, layers.LogSoftmax),
     "Upsample": _upsample,
     **{f"ZeroPad{ndim}d": _zero_pad for ndim in (1, 2)},
+    **{name: partial(_formula, function) for name, function in FORMULAS.items()},
+    "GELU": lambda m: _formula(_gelu, m) if m.approximate == "tanh" else Part(layers.Activation("gelu")),
+    "PReLU": _prelu,
+    **{f"InstanceNorm{ndim}d": _instance_norm for ndim in (1, 2)},
     "ELU": lambda m: Part(layers.Activation(Elu(m.alpha))),
     "LeakyReLU": lambda m: Part(layers.Activation(LeakyRelu(m.negative_slope))),
     "Embedding": lambda m: Part(layers.Embedding(m.num_embeddings, m.embedding_dim, m.padding_idx), _arrays(m, "weight")),

@@ -16,7 +16,7 @@ from tests.house.test_contributing import OPERATIONS
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sends signals to threads")
 
-from tests.campaign import drawn, kernels, programs, watched  # noqa: E402
+from tests.campaign import drawn, exported, imports, kernels, programs, watched  # noqa: E402
 
 COUNTS = {
     "programs": 12,
@@ -29,9 +29,14 @@ COUNTS = {
     "kernels": 2,
     "watched": 4,
     "ode": 2,
+    "imports": 100,
+    "exported": 6,
 }
 
-MISSING = {"kernels": kernels.missing, "watched": watched.missing}
+MISSING = {
+    each: module.missing
+    for each, module in (("kernels", kernels), ("watched", watched), ("imports", imports), ("exported", exported))
+}
 
 
 @pytest.mark.few(2)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
+import chains
 from chains.interop import from_keras
+from chains.interop.parts import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Keras itself
 
@@ -133,10 +137,50 @@ def test_what_there_is_not_is_refused(keras, layers):
         (layers.SeparableConv2D(2, 2), "keras.layers.SeparableConv2D cannot be read; the layers that can are Activation, "),
         (layers.MaxPooling2D(2, padding="same"), "`padding`"),
         (layers.Dense(3), "put a Flatten before it"),
-        (layers.Conv2D(2, 3, activation="hard_sigmoid"), "`activation`"),
+        (layers.Conv2D(2, 3, activation="sparse_plus"), "`activation`"),
     ):
         with pytest.raises((TypeError, ValueError), match=reason):
             from_keras(keras.Sequential([keras.Input((6, 6, 2)), layer]))
+
+
+def test_relus_with_slopes_and_ends(keras, layers):
+    x = np.random.default_rng(0).normal(0.0, 4.0, (6, 5)).astype(np.float32)
+    for settings in ({"max_value": 6.0}, {"negative_slope": 0.1}, {"max_value": 2.0, "negative_slope": 0.2, "threshold": 0.5}):
+        model = keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.ReLU(**settings), layers.Dense(3)])
+        compared(keras, model, x)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "relu6", "exponential", "hard_sigmoid", "hard_silu"])
+def test_activations_by_their_formulas(keras, layers, name):
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    compared(keras, keras.Sequential([keras.Input((5,)), layers.Dense(8, name), layers.Dense(3)]), x)
+
+
+def test_softmax_as_a_layer(keras, layers):
+    x = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    compared(keras, keras.Sequential([keras.Input((5,)), layers.Dense(4), layers.Softmax()]), x)
+    with pytest.raises(ValueError, match="along the channels"):
+        from_keras(keras.Sequential([keras.Input((4, 4, 2)), layers.Softmax()]))
+
+
+def test_an_output_that_is_flattened_has_the_order_of_keras(keras, layers):
+    x = np.random.default_rng(0).normal(size=(2, 5, 4, 2)).astype(np.float32)
+    compared(keras, keras.Sequential([keras.Input((5, 4, 2)), layers.Conv2D(3, 2), layers.Flatten()]), x)
+
+
+def test_a_wrong_reader_is_found_out(keras, layers, monkeypatch):
+    from chains.interop import from_keras as module
+
+    reading = sys.modules[module.__module__]
+    monkeypatch.setitem(reading.LAYERS, "ReLU", lambda reader, m: [Part(chains.layers.Activation("relu"))])
+    model = keras.Sequential(
+        [keras.Input((5,)), layers.Dense(8), layers.ReLU(negative_slope=0.2, name="bent"), layers.Dense(3)]
+    )
+    shaken(model)
+    with pytest.raises(ValueError, match=r"what the model does: by .* differs is 0, Dense\(5, 8, relu\), read from 'bent'"):
+        from_keras(model)
+    net, _, _ = from_keras(model, check=False)
+    assert len(net.layers) == 2
 
 
 def test_other_things_are_refused():

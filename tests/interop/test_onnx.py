@@ -65,7 +65,8 @@ def test_onnxruntime_computes_the_same(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_written_is_read(case):
     net, p, state, x = problem_of(case, np.float32)
-    back, q, again = from_onnx(to_onnx(net, p, state), backend="numpy")
+    is_known = case.name != "ConvTranspose-groups"  # onnx's evaluator cannot run it
+    back, q, again = from_onnx(to_onnx(net, p, state), backend="numpy", check=is_known)
     assert_close(back(x, q, state=again), net(x, p, state=state))
 
 
@@ -153,9 +154,9 @@ def test_models_that_pytorch_might_write():
     net, p, _ = from_onnx(model)
     x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     np.testing.assert_allclose(net(x, p), run(model, x), rtol=1e-5, atol=1e-6)
-    nodes[2] = h.make_node("Celu", ["c"], ["d"], name="odd")
+    nodes[2] = h.make_node("Hardmax", ["c"], ["d"], name="odd")
     graph = h.make_graph(nodes, "g", [value("x", 1, ["n", 3])], [value("y", 1, ["n", 2])], arrays)
-    with pytest.raises(ValueError, match="nothing like the operator Celu of the node 'odd'"):
+    with pytest.raises(ValueError, match="nothing like the operator Hardmax of the node odd"):
         from_onnx(h.make_model(graph))
     graph = h.make_graph(nodes[:2], "g", [value("x", 1, ["n", None])], [value("c", 1, ["n", 2])], arrays)
     with pytest.raises(ValueError, match="must be known"):
@@ -211,11 +212,11 @@ def test_numbers_and_one_array_are_an_activation():
     ("nodes", "reason"),
     [
         ([("MatMul", ["x", "w"], ["a"]), ("Mul", ["a", "x"], ["y"])], "the node Mul-y joins branches by Mul"),
-        ([("MatMul", ["w", "x"], ["y"])], "the node MatMul-y must multiply its input by a constant"),
+        ([("MatMul", ["w", "x"], ["y"])], "the node MatMul-y: its data must be its first input, not number 2"),
         ([("MatMul", ["x", "w"], ["a"]), ("Add", ["a", "x"], ["b"]), ("MatMul", ["a", "w"], ["c"]), ("Add", ["b", "c"], ["y"])],
          "the node MatMul-a is in two branches"),
         ([("MatMul", ["x", "w"], ["a"]), ("Identity", ["w"], ["y"])], "the output 'y' does not depend on the input 'x'"),
-        ([("LayerNormalization", ["x", "w"], ["y"], {"axis": 0})], "the node LayerNormalization-y: axis must be -2, got 0"),
+        ([("LayerNormalization", ["x", "w"], ["y"], {"axis": 0})], "node LayerNormalization-y: axis must be after the batch"),
     ],
 )  # fmt: skip
 def test_branches_and_nodes_that_are_no_layers_are_refused(nodes, reason):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -124,11 +126,11 @@ def test_layers_of_pytorch():
         (nn.Conv2d(1, 1, 3, padding_mode="circular"), "`padding_mode`"),
         (nn.MaxPool2d(2, ceil_mode=True), "`ceil_mode`"),
         (nn.MaxPool2d(2, dilation=2), "`dilation`"),
-        (nn.GELU("tanh"), "`approximate`"),
         (nn.AdaptiveAvgPool2d(2), "`output_size`"),
-        (nn.Softmax(dim=1), "`dim`"),
+        (nn.Softmax(dim=1), "over the last axis"),
+        (nn.Softmax(dim=0), "`dim`"),
+        (nn.PReLU(3), "`num_parameters`"),
         (nn.BatchNorm1d(2, track_running_stats=False), "`track"),
-        (nn.LayerNorm(3, bias=False), "`bias`"),
         (nn.Upsample(scale_factor=1.5), "`scale_factor`"),
         (3, "`module` .=3. must be a module"),
     ],
@@ -232,3 +234,107 @@ def test_parameters_with_bounds_have_their_values():
     p, x = np.random.default_rng(0).normal(size=net.n_params), np.random.default_rng(1).normal(size=(5, 3))
     module = to_torch(net, p)
     np.testing.assert_allclose(module(torch.from_numpy(x)).detach().numpy(), net(x, p), rtol=1e-12)
+
+
+def with_numbers(module: nn.Module, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for each in module.parameters():
+            each.copy_(torch.randn_like(each))
+    return module
+
+
+def is_read(module: nn.Module, shape: tuple[int, ...], **how: object) -> Chain:
+    """The network of a module, which computes the same."""
+    net, p, state = from_torch(module, shape, backend="numpy", **how)
+    x = 4.0 * torch.randn(4, *shape)
+    with torch.no_grad():
+        np.testing.assert_allclose(net(x.numpy(), p, state=state), module.eval()(x).numpy(), rtol=1e-5, atol=1e-5)
+    return net
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("old", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_of_hooks_are_those_of_what_was_loaded(old):
+    """They are computed at the next call of the module, which `load_state_dict` does not make."""
+    module, other = (nn.Sequential(old(nn.Linear(3, 2)), nn.Tanh()) for _ in range(2))
+    with_numbers(other)
+    other.eval()(torch.randn(2, 3))
+    module.load_state_dict(other.state_dict())
+    is_read(module, (3,), check=False)
+
+
+def test_weights_that_are_pruned_are_zero():
+    prune = importlib.import_module("torch.nn.utils.prune")
+    module, other = (nn.Sequential(nn.Linear(3, 2)) for _ in range(2))
+    for each in (module, other):
+        prune.random_unstructured(each[0], "weight", 0.5)
+    module.load_state_dict(other.state_dict())
+    is_read(module, (3,), check=False)
+
+
+def test_parametrized_layers_are_read():
+    module = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), nn.ReLU(), nn.Linear(4, 2))
+    assert repr(is_read(module, (3,))) == "Chain(Dense(3, 4, relu), Dense(4, 2))"
+
+
+def test_hooks_and_other_functions_are_found_out():
+    hooked = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    hooked[1].register_forward_hook(lambda module, args, y: 2.0 * y)
+    patched = nn.Sequential(nn.Linear(3, 2))
+    patched.forward = lambda x: patched[0](x) + 1.0
+    for module, layer in (
+        (hooked, r"layer that differs is 0, Dense\(3, 4, tanh\), read from '1'"),
+        (patched, "is the last one, 0"),
+    ):
+        with pytest.raises(ValueError, match=f"does not compute what the module does: by .*{layer}"):
+            from_torch(module)
+        assert from_torch(module, check=False)[1].size
+
+
+def test_the_module_is_left_as_it_was():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    module[2].eval()
+    from_torch(module)
+    assert [each.training for each in module.modules()] == [True, True, True, False]
+    assert (module[1].running_mean == 0.0).all()
+
+
+def test_a_module_that_cannot_be_run_gives_a_warning():
+    module = nn.Sequential(nn.Linear(3, 2))
+    module.register_forward_pre_hook(lambda module, args: 1 / 0)
+    with pytest.warns(UserWarning, match="was not compared with the module, which could not be run: ZeroDivisionError"):
+        from_torch(module)
+
+
+def test_complex_and_half_numbers():
+    with pytest.raises(ValueError, match=r"has numbers of torch.complex64, but networks here are real"):
+        from_torch(nn.Linear(2, 2, dtype=torch.complex64))
+    module = with_numbers(nn.Sequential(nn.Linear(3, 2, dtype=torch.bfloat16)))
+    net, p, _ = from_torch(module)
+    assert p.dtype == np.float32
+    np.testing.assert_array_equal(net.views(p)["0.weight"], module[0].weight.detach().float().numpy().T)
+
+
+SCALAR = [
+    nn.ReLU6(), nn.Hardtanh(-2.0, 3.0), nn.Hardsigmoid(), nn.Hardswish(), nn.Hardshrink(), nn.Softshrink(0.7), nn.Tanhshrink(),
+    nn.Threshold(0.1, 20.0), nn.LogSigmoid(), nn.CELU(2.0), nn.GELU("tanh"), nn.PReLU(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", SCALAR, ids=lambda module: type(module).__name__)
+def test_activations_by_their_formulas(module):
+    is_read(nn.Sequential(module), (7,))
+
+
+def test_the_last_axis_by_its_number():
+    is_read(nn.Sequential(nn.Linear(3, 4), nn.Softmax(dim=1)), (3,))
+    is_read(nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(dim=2)), (5, 3))
+    for check in (True, False):
+        with pytest.raises(ValueError, match=r"Softmax\(\) is over the last axis, but the axis 1 of its input is not"):
+            from_torch(nn.Sequential(nn.Linear(3, 4), nn.Softmax(dim=1)), (5, 3), check=check)
+
+
+def test_norms_without_some_of_their_numbers():
+    is_read(nn.Sequential(with_numbers(nn.LayerNorm(4, bias=False))), (4,))
+    is_read(nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3), nn.InstanceNorm2d(3, affine=True)), (2, 4, 4))
