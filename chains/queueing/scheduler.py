@@ -406,7 +406,7 @@ class Scheduler:
             self._forgive([result for result in self._failed if result.error is error])
 
     def take_errors(self) -> list[BaseException]:
-        """The errors that no caller has seen, each once; now they count as seen. One of a call left out, if alone."""
+        """Take the errors that no caller has seen, each once; those of calls left out only if there are no others."""
         with self._lock:
             errors = list({id(result.error): result.error for result in self._failed if result.error is not None}.values())
             self._forgive(self._failed)
