@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.array_api torch:cuda
     python -m benchmarks.gpu.array_api cupy --out results.jsonl
     python -m benchmarks.gpu.array_api torch:cpu --float32 --only "Conv*"
+    python -m benchmarks.gpu.array_api torch:cuda --conformance
 
 The first argument is a library, and a device of it after a colon. Each case is a value with its gradient, and both gradients
 of a cotangent. A line is printed for each case that fails, and a count at the end. With ``--out``, each result is written as a
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import ArrayBackend, register
+from chains.testing import check_backend
 from tests.harness import CASES, Case
 
 NAME = "array-api"  # under which the backend is registered
@@ -63,18 +65,33 @@ def checked(case: Case, dtype: str) -> dict[str, Any]:
     return {"case": case.name, "passed": passed, "error": found, "seconds": round(time.perf_counter() - start, 3), "why": why}
 
 
+def conformance(backend: ArrayBackend, out: Path | None) -> int:
+    """Print the table of the conformance test, and write it. Returns 0 if nothing is wrong."""
+    try:
+        text, status = str(check_backend(backend)), 0
+    except AssertionError as wrong:
+        text, status = str(wrong), 1
+    print(text)
+    if out is not None:
+        out.write_text(text)
+    return status
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.array_api", description="Checks an array library.")
     parser.add_argument("library", help="such as torch:cuda, torch:cpu, cupy or array_api_strict")
     parser.add_argument("--out", type=Path, help="a file for the results, a line of JSON each")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="names of cases (%(default)s)")
     parser.add_argument("--float32", action="store_true", help="in float32 instead of float64")
+    parser.add_argument("--conformance", action="store_true", help="chains.testing.check_backend instead of the cases")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case starts later (%(default)s)")
     options = parser.parse_args(arguments)
     name, _, device = options.library.partition(":")
     start = time.perf_counter()
     backend = ArrayBackend(name, device or None)
     register(NAME, backend)
+    if options.conformance:
+        return conformance(backend, options.out)
     cases = [case for case in CASES if fnmatchcase(case.name, options.only)]
     results, dtype = [], "float32" if options.float32 else "float64"
     with open(options.out or "/dev/null", "w") as file:

@@ -12,7 +12,7 @@ from chains.backends import Backend, Cupy
 from chains.backends import backend as find_backend
 from chains.chain import Chain
 from chains.files.architecture import built, described
-from chains.network.network import check_net
+from chains.network.network import check_net, network_of
 from chains.params import Layout
 from chains.support import arguments, storage
 from chains.support.checks import check_path
@@ -27,9 +27,9 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
     """Write a network and its parameters to a file of safetensors.
 
     Each parameter is an array with its name and shape (`net.layout`), and so is each array of the state. The architecture is
-    JSON in the file's metadata, with a digest of the whole file. Custom layers are written only by name. The file is written
-    under a unique name in the same folder and then renamed: readers find the old file or the new one, and of several writers
-    the last one counts.
+    JSON in the file's metadata, with the name of the backend and a digest of the whole file. Custom layers are written only by
+    name. The file is written under a unique name in the same folder and then renamed: readers find the old file or the new one,
+    and of several writers the last one counts.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def save(path: str | os.PathLike[str], net: Chain, p: Any, state: Any = None) ->
                 raise ValueError(f"a file cannot hold {name!r} both as a parameter and as a state")
             arrays[name] = array
     texts = {"format": FORMAT, "version": __version__, "network": json.dumps(described(net), allow_nan=False)}
-    storage.write(file, arrays, texts | {"bounds": json.dumps(_bounds(net))})
+    storage.write(file, arrays, texts | {"bounds": json.dumps(_bounds(net)), "backend": network_of(net).backend.name})
 
 
 def load(

@@ -168,6 +168,7 @@ def test_a_saved_network_is_loaded_on_an_instance(tmp_path):
     chains.save(tmp_path / "m.safetensors", net, p)
     loaded, q, _ = chains.load(tmp_path / "m.safetensors", backend=mine)
     assert loaded.backend is mine
+    assert b'"backend": "counting"' in (tmp_path / "m.safetensors").read_bytes().replace(b'":"', b'": "')
     np.testing.assert_array_equal(loaded(X, q), net(X, p))
 
 

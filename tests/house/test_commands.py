@@ -79,6 +79,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
     "benchmarks.gpu": ("--plan", {}),
+    "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
     "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),

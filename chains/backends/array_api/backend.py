@@ -50,6 +50,7 @@ class ArrayBackend(Backend):
         self.namespace = text.removeprefix("array_api_compat.")
         self.device = device
         self.name = self.namespace if device is None else f"{self.namespace}:{device}"
+        self.same_bits = self.namespace != "cupy" and (device is None or "cpu" in device.lower())  # GPUs add rows in any order
         self.dtypes = (np.float32,) if self.library.narrow else (np.float32, np.float64)
 
     @cached_property
