@@ -130,7 +130,7 @@ def test_the_rule_of_lm_does_not_depend_on_units_of_parameters():
 
 @every_method
 def test_parameters_of_many_magnitudes_end_at_the_least_value(method):
-    """The issue of absolute rules: a success far above the least value."""
+    """Absolute rules ended in success far above it."""
     objective, start = decay((1e2, 1e-7, 1.0))  # 0.02, 7e6 and 0.5
     least = minimize(*decay((1.0, 1.0, 1.0)), "LM").fun
     if method != "LM":
