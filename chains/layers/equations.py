@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,7 @@ class Equations(Layer):
         for name, (part, features, given) in self._learned.items():
             _check_fit(f"networks[{name!r}]" if name in self.networks else "network", part, features, given)
         self.formula = Replay(_traced(formula, names))
+        _warn_of_conditions(self.formula.formula, tuple(self.parameters))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state | {name: {} for name in ("networks", "bounds") if name not in state})  # as earlier pickles
@@ -176,6 +178,23 @@ def _transposed(formula: Formula) -> Callable[..., tuple[Any, ...]]:
         return tuple(_sum_of_products(Replay(partial)(*inputs), cotangents) for partial in partials)
 
     return pull
+
+
+def _warn_of_conditions(formula: Formula, parameters: tuple[str, ...]) -> None:
+    """Warn of parameters that are in conditions alone, as in ``where(time < switch, a, b)``: all their gradients are zero."""
+    first, used = len(formula.inputs) - len(parameters), {k for step in formula.instructions for k in step.operands}
+    for k, name in enumerate(parameters, first):
+        if k in used and _is_zero(derivative(formula, k)):
+            warnings.warn(
+                f"the parameter {name!r} is in a condition alone, such as where(time < {name}, a, b), so its gradient is zero "
+                f"and no fit moves it: write a + (b - a) / (1 + exp(-(time - {name}) / width)), or freeze it",
+                UserWarning, stacklevel=4,  # above the constructor, and the function around it
+            )  # fmt: skip
+
+
+def _is_zero(formula: Formula) -> bool:
+    steps = [formula.instructions[k - len(formula.inputs)] for k in formula.outputs if k >= len(formula.inputs)]
+    return len(steps) == len(formula.outputs) and all(step.operation == "const" and step.value == 0.0 for step in steps)
 
 
 def _sum_of_products(factors: Any, cotangents: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chains import Chain, Dense, Equations, tanh
+from chains.expr import exp, where
 
 ONE, TWO = Chain(Dense(1, 3, tanh), Dense(3, 1)), Chain(Dense(2, 3, tanh), Dense(3, 2))
 
@@ -50,3 +51,21 @@ def test_each_network_sees_its_inputs():
 def test_what_does_not_fit_is_refused_when_it_is_made(settings, kind, words):
     with pytest.raises(kind, match=re.escape(words)):
         Equations(lambda x, u: x + u, ("x",), **settings)
+
+
+def test_a_parameter_in_conditions_alone_is_warned_of():
+    """Its gradient is zero: a fit would end where it began, with success."""
+    for condition in (lambda time, switch: time < switch, lambda time, switch: 2.0 * time > 1.0 + switch):
+        with pytest.warns(UserWarning, match="the parameter 'switch' is in a condition alone.* no fit moves it") as said:
+            Equations(
+                lambda y, time, switch, k, condition=condition: where(condition(time, switch), -k * y, -2.0 * y),
+                ("y", "time"), parameters={"switch": 0.5, "k": 1.0},
+            )  # fmt: skip
+        assert [each.filename for each in said] == [__file__]
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_parameters_of_conditions_are_not_warned_of():
+    Equations(lambda y, k: where(y < k, k * y, y), ("y",), parameters={"k": 1.0})
+    Equations(lambda y, k: abs(y - k), ("y",), parameters={"k": 1.0})
+    Equations(lambda y, time, s: y / (1.0 + exp(s - time)), ("y", "time"), parameters={"s": 1.0})
