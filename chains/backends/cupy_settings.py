@@ -14,7 +14,7 @@ Convolver = Literal["auto", "cudnn", "own"]
 
 @dataclass(frozen=True, repr=False)
 class Cupy:
-    """The GPU backend with these settings; ``backend="cupy"`` has those by default. It is experimental.
+    """The GPU backend with these settings; ``backend="cupy"`` has those by default.
 
     Parameters
     ----------

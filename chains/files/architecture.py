@@ -194,7 +194,7 @@ def _built_layer(name: Any, settings: dict[str, Any]) -> Layer:
     return kind(*positional, **named)
 
 
-def _built_chain(settings: Mapping[str, Any], backend: str | Cupy = "auto") -> Chain:
+def _built_chain(settings: Mapping[str, Any], backend: str | Cupy | Backend = "auto") -> Chain:
     chain = Chain(*_built(settings["layers"]), input_shape=_built(settings["input_shape"]), backend=backend)
     frozen = frozenset(map(str, settings.get("frozen", ())))
     return chain._with_frozen(frozen) if frozen else chain

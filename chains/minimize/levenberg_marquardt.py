@@ -62,7 +62,8 @@ class LevenbergMarquardt:
         self._columns = self._matrix.diagonal()
         if self._sizes is None:
             self._squares = np.where(self._columns == 0.0, 0.0, self.p * self.p)
-            mean = float(self._squares.sum()) / max(1, int(np.count_nonzero(self._columns)))
+            used = int(np.count_nonzero(self._columns))
+            mean = float(self._squares.sum()) / max(1, used)
             self._sizes = np.maximum(self._squares, mean or 1.0)
         self._largest = np.maximum(self._largest, self._columns)
         least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
