@@ -201,7 +201,7 @@ def slope(formula: Formula) -> Formula:
 def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Sequence[int]) -> list[Term]:
     """For each group of inputs, the cotangent of a number that stands at all of these positions; None for zero.
 
-    Inputs of the results are those of the formula, then its outputs, then their cotangents, which are zero except for `outputs`.
+    Inputs of the results are those of the formula, then its outputs, then their cotangents: zero except for those of `outputs`.
     Derivatives are written in terms of outputs where they contain them. Equal results are one node.
     """
     chain, first = _Chain(formula), len(formula.inputs)

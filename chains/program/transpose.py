@@ -247,6 +247,9 @@ class Transposer:
 
     # Rules
 
+    def _constant(self, operation: Operation) -> None:
+        """An operation whose operands, if any, depend on nothing."""
+
     def _map(self, operation: op.Map) -> None:
         _MapRule(self, operation).record()
 
@@ -293,6 +296,14 @@ class Transposer:
             self.fill(w, lambda dw: ops.convolve_weight(dw, d, self.value(x), *rest, groups=groups))
         if self.is_active(x):
             self.fill(x, lambda dx: ops.convolve(dx, d, self.value(w), *rest, groups=groups))
+
+    def _convolve_weight(self, operation: op.ConvolveWeight) -> None:
+        (w,), (x, y), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
+        d, groups = self.take(w), operation.groups
+        if self.is_active(y):
+            self.fill(y, lambda dy: ops.convolve(dy, self.value(x), d, *rest, groups=groups))
+        if self.is_active(x):
+            self.fill(x, lambda dx: ops.convolve_input(dx, self.value(y), d, *rest, groups=groups))
 
     def _pool(self, operation: op.Pool) -> None:
         (y,), (x,), kind = operation.outs, operation.ins, operation.kind
@@ -427,9 +438,10 @@ def _run(like: View, start: int, stop: int) -> View:
 
 RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
     op.Map: Transposer._map, op.MatMul: Transposer._matmul, op.BatchMatMul: Transposer._matmul, op.Reduce: Transposer._reduce,
-    op.Copy: Transposer._copy, op.Convolve: Transposer._convolve, op.ConvolveInput: Transposer._convolve_input,
-    op.Pool: Transposer._pool, op.PoolInput: Transposer._pool_input, op.Gather: Transposer._gather,
-    op.ScatterAdd: Transposer._scatter_add, Part: Transposer._part,
+    op.Copy: Transposer._copy, op.Fill: Transposer._constant, op.Random: Transposer._constant,
+    op.Convolve: Transposer._convolve, op.ConvolveInput: Transposer._convolve_input,
+    op.ConvolveWeight: Transposer._convolve_weight, op.Pool: Transposer._pool, op.PoolInput: Transposer._pool_input,
+    op.Gather: Transposer._gather, op.ScatterAdd: Transposer._scatter_add, Part: Transposer._part,
 }  # fmt: skip
 
 

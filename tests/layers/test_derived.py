@@ -12,6 +12,7 @@ from chains import expr
 from chains.layers import Cell, Layer, node
 from chains.network import record
 from chains.network.network import network_of
+from chains.program.operations import Window
 from chains.testing import check_gradients, run_program
 from tests.harness import BACKENDS, LAYERS, assert_close
 
@@ -136,6 +137,13 @@ def splines(ops, x, y, p, s):
     ops.sum(y.expand(2), s.basis)
 
 
+def correlation(ops, x, y, p, s):
+    image, kernel = x.reshape(1, 4, 4), ops.scratch("kernel", (1, 1, 3, 3), batched=False)
+    ops.convolve(s.z, image, p.w, Window((3, 3)))
+    ops.convolve_weight(kernel, image, s.z, Window((3, 3)))  # a kernel made of the whole batch
+    ops.convolve(y.reshape(1, 2, 2), image, kernel, Window((3, 3)))
+
+
 NEW = {
     "highway": ((3,), Plain((3,), {"w": (3, 3), "v": (3, 3)}, {"gate": (3,), "value": (3,)}, highway)),
     "low rank": ((3,), Plain((2,), {"a": (3, 1), "b": (1, 2), "c": (3, 2)}, {"a": (1,)}, low_rank)),
@@ -146,6 +154,7 @@ NEW = {
     "bilinear": ((3,), Plain((2,), {"u": (3, 2), "v": (3, 2), "c": (2,)}, {"left": (2,), "right": (2,)}, bilinear)),
     "halves": ((3,), Plain((2,), {}, {}, halves)),
     "distances": ((2,), Plain((3,), {"prototypes": (3, 2)}, {"d": (3, 2), "total": (3,)}, distances)),
+    "correlation": ((16,), Plain((4,), {"w": (1, 1, 3, 3)}, {"z": (1, 2, 2)}, correlation)),
     "splines": ((3,), Plain((3,), {"knots": (3, 4), "w": (3, 4)}, {"basis": (3, 4)}, splines)),
 }
 
