@@ -26,7 +26,7 @@ from chains.program.view import Batch, Buffer, View, scratch_like
 
 @dataclass(frozen=True)
 class Part(Operation):
-    """y = a layer with a pullback of its own, for the operand x, in the place of its operations."""
+    """y = a layer within the layer that is recorded, for the operand x. It stands for the layer's operations."""
 
     node: Any
     operations: tuple[Operation, ...]
