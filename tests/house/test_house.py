@@ -17,8 +17,8 @@ from chains import Chain
 from chains.activations import Activation
 from chains.backends import Backend, Binding, backend
 from chains.backends.numpy.backend import NumpyBackend
-from chains.program.operations import Gather
-from chains.program.transpose import Operation, Part
+from chains.program.operations import Gather, Operation
+from chains.program.transpose import Part
 from tests.harness import BACKENDS, package_modules
 
 PACKAGE = Path(chains.__file__).parent
