@@ -2,8 +2,8 @@
 
     python examples/custom_layer.py
 
-A layer declares its parameters and scratch arrays, and records how arrays are filled, forward and back. It runs as fast
-as a built-in one, since only its recorded operations run.
+A layer declares its parameters and scratch arrays, and records how its output is filled. Its pullback is derived from these
+operations. A class may have a method `pullback` instead, as in `chains/layers/dense.py`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,13 @@ class Product(Layer):
         d.param("b", (self.inputs, self.outputs), "lecun_normal")
         d.param("c", (self.outputs,), "zeros")
         d.output((self.outputs,))
-        d.saved("left", (self.outputs,))  # filled on the way forward, read on the way back
-        d.saved("right", (self.outputs,))
-        d.temporary("product", (self.outputs,))
+        d.temporary("left", (self.outputs,))  # what the pullback reads is kept without your doing
+        d.temporary("right", (self.outputs,))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.matmul(s.left, x, p.a)
         ops.matmul(s.right, x, p.b)
-        ops.map((s.left, s.right, y), lambda u, v, c: (u + c, v + 1, (u + c) * (v + 1)), s.left, s.right, p.c)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.map(s.product, lambda dy, u: dy * u, dy, s.left)  # gradient with respect to the right factor
-        ops.matmul(g.b, x.T, s.product)
-        ops.matmul(dx, s.product, p.b.T)
-        ops.map(dy, lambda dy, v: dy * v, dy, s.right)  # with respect to the left one; dy may be overwritten
-        ops.matmul(g.a, x.T, dy)
-        ops.sum(g.c, dy)
-        ops.matmul(dx, dy, p.a.T, accumulate=True)
+        ops.map(y, lambda u, v, c: (u + c) * (v + 1), s.left, s.right, p.c)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

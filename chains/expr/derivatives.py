@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from chains.expr.formulas import FUNCTIONS, Formula, trace_nodes
-from chains.expr.nodes import Expr, as_expr
+from chains.expr.nodes import Expr, as_expr, key_of
 from chains.expr.scalar import OPERATIONS, Choice
 
 COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne", "and", "or")
@@ -198,6 +198,40 @@ def slope(formula: Formula) -> Formula:
     return trace_nodes((_replaced(found, y, x),), ("y",))
 
 
+def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Sequence[int]) -> list[Term]:
+    """For each group of inputs, the cotangent of a number that stands at all of these positions; None for zero.
+
+    Inputs of the results are those of the formula, then its outputs, then their cotangents: zero except for those of `outputs`.
+    Derivatives are written in terms of outputs where they contain them. Equal results are one node.
+    """
+    chain, first = _Chain(formula), len(formula.inputs)
+    count = len(formula.outputs)
+    given = [Expr("input", value=first + count + k) for k in range(count)]
+    known: dict[tuple[object, ...], Expr] = {}
+    found: list[Term] = []
+    for group in inputs:
+        total: Term = None
+        for position in group:
+            terms = chain.derivatives(position)
+            total = chain.total(total, *(chain.times(given[k], terms[k]) for k in outputs))
+        for k, output in enumerate(chain.outputs):
+            if total is not None and output.operands:
+                total = _by_output(total, output, Expr("input", value=first + k))
+        found.append(None if total is None else known.setdefault(key_of(total), total))
+    return found
+
+
+def _by_output(node: Expr, output: Expr, y: Expr) -> Expr:
+    """The node in terms of the symbol `y` for `output`. A number is above a bound exactly where the larger of both is."""
+    if output.operation in ("max", "min"):
+        wanted = "gt" if output.operation == "max" else "lt"
+        for one, bound in (output.operands, output.operands[::-1]):
+            for each in list(_below(node)) if bound.operation == "const" else ():
+                if each.operation == wanted and key_of(each) == (wanted, each.value, key_of(one), key_of(bound)):
+                    node = _replaced(node, each, Expr(wanted, (y, bound)))
+    return _replaced(node, output, y)
+
+
 class _Chain:
     """The chain rule through a formula."""
 
@@ -235,11 +269,16 @@ class _Chain:
         found = rule(y, *operands)
         if isinstance(found, Choice):
             a, b = map(self.number, changes[-2:])
-            return self._sum(make("where", self._algebra.simplified(found.condition), a, b))
+            return self.total(make("where", self._algebra.simplified(found.condition), a, b))
         partials = [self._algebra.simplified(as_expr(each)) for each in found]
-        return self._sum(*(make("mul", a, b) for a, b in zip(partials, changes, strict=True) if b is not None))
+        return self.total(*(make("mul", a, b) for a, b in zip(partials, changes, strict=True) if b is not None))
 
-    def _sum(self, *terms: Term) -> Term:
+    def times(self, factor: Expr, term: Term) -> Term:
+        """A term with a factor."""
+        return None if term is None or is_constant(term, 0.0) else self._algebra.make("mul", factor, term)
+
+    def total(self, *terms: Term) -> Term:
+        """The sum of terms."""
         total: Term = None
         for term in terms:
             if term is not None and not is_constant(term, 0.0):
@@ -264,7 +303,7 @@ class _Chain:
         if u is None:
             return first
         share = make("sub", self._algebra.constant(1.0), make("div", k, b))
-        return self._sum(first, make("neg", make("mul", make("mul", y, share), u)))
+        return self.total(first, make("neg", make("mul", make("mul", y, share), u)))
 
     def _operands(self, number: int) -> tuple[int, ...]:
         first = len(self._formula.inputs)

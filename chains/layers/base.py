@@ -7,6 +7,8 @@
         def forward(self, ops, x, y, p, s):
             ops.map(y, lambda x: 2 * x, x)
 
+The pullback is derived from the operations of `forward` (`chains.program.transpose`), unless the class has one:
+
         def pullback(self, ops, x, y, dy, dx, p, g, s):
             ops.map(dx, lambda dy: 2 * dy, dy)
 
@@ -113,9 +115,11 @@ class Layer(ABC):
             Parameters and scratch arrays by name, ``p.weight``.
         """
 
-    @abstractmethod
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
         """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
+
+        A class without this method gets its pullback from the operations of `forward`, when a network is recorded. Operations
+        without a rule, such as loops, are refused by name.
 
         Fill all of them; do not add to them. Unused gradients (the first layer's `dx`, those of frozen parameters) are never
         computed.
@@ -129,6 +133,7 @@ class Layer(ABC):
         p, g, s
             Parameters, their gradients, and scratch arrays by name.
         """
+        raise NotImplementedError(f"{self!r} has no pullback to call: it is derived when a network is recorded")
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """Only networks can be called. Raises TypeError."""

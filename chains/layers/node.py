@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from chains.layers.base import Declaration, noted
+from chains.layers.base import Declaration, Layer, noted
 from chains.params import Slice
 from chains.program.alias import overlap
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
-from chains.program.view import View
+from chains.program.transpose import Part, Place, Read, Transposer, kept, without_parts
+from chains.program.view import View, scratch_like
 from chains.support.messages import listed, meant
 
 
@@ -70,6 +71,7 @@ class Node:
 
     def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
         self.declaration = declaration
+        self._derived: dict[tuple[View, View], Sequence[Operation]] = {}  # what `forward` recorded, by its input and output
         self.children = [Node(child, ops, vectors) for child in declaration.children]
         values, gradients = (_windows(vector, declaration.slices) for vector in (vectors.p, vectors.g))
         for name, entry in declaration.slices.items():
@@ -102,12 +104,74 @@ class Node:
         begun = len(ops.operations)
         self._check_kind(x)
         with noted(self.declaration, "forward"), ops.label(self._label("")):
-            self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
-            check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
-            self._check_kept("forward", ops.operations[begun:], {"x": x})
+            within, ops.keeps_parts = ops.keeps_parts, derives(self.declaration.layer)
+            (self._derive if ops.keeps_parts else self._record_forward)(ops, x, y)
+            ops.keeps_parts = within
+            if within:
+                recorded = tuple(ops.operations[begun:])
+                ops.operations[begun:] = [Part((y,), (x,), self, recorded, label=self._label(""))]
+
+    def _record_forward(self, ops: Recorder, x: View, y: View) -> None:
+        begun = len(ops.operations)
+        self.declaration.layer.forward(ops, x, y, self.p, self._scratch(ops))
+        check_filled(self._name("forward"), ops.operations[begun:], {"y": y})
+        self._check_kept("forward", ops.operations[begun:], {"x": x})
+
+    # Derived pullbacks
+
+    def _derive(self, ops: Recorder, x: View, y: View) -> Sequence[Operation]:
+        """Record `forward`, and keep its operations for the pullback. What the pullback reads is not overwritten."""
+        if self.declaration.carried_shapes:
+            raise NotImplementedError(
+                f"the pullback of a cell is not derived: {type(self.declaration.layer).__name__} must have a pullback"
+            )
+        begun = len(ops.operations)
+        self._record_forward(ops, x, y)
+        operations: list[Operation] | None = ops.operations[begun:]
+        while operations is not None:
+            del ops.operations[begun:]
+            final, places = operations, self._places(x, y, scratch_like(y, "dy"), scratch_like(x, "dx", ops.dtype))
+            operations = kept(final, self._transpose(ops, final, places, y), places)
+        del ops.operations[begun:]
+        ops.operations += without_parts(final)
+        if not ops.in_loop:  # in a loop, the pullback is in another one, which has other scratch arrays
+            self._derived[x, y] = final
+        return final
+
+    def _pull_back(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
+        """Record the derived pullback; in a loop, after `forward` once more."""
+        operations = self._derived.get((x, y))
+        if operations is None or ops.in_loop:
+            y = scratch_like(y, "y again")
+            within, ops.keeps_parts = ops.keeps_parts, True
+            operations = self._derive(ops, x, y)
+            ops.keeps_parts = within
+        own = dx if dx.contiguous and not overlap(dx, dy) else scratch_like(dx, "dx")
+        given = dy if dy.contiguous else scratch_like(dy, "dy")
+        ops.copy(given, dy)
+        if x.dtype.kind == "i":
+            ops.fill(own, 0.0)  # there are no derivatives with respect to ids
+        self._transpose(ops, operations, self._places(x, y, given, own), y)
+        ops.copy(dx, own)
+
+    def _transpose(self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place], y: View) -> list[Read]:
+        transposer, within, ops.keeps_parts = Transposer(ops, operations, places), ops.keeps_parts, False
+        transposer.record(y)
+        ops.keeps_parts = within
+        return transposer.reads
+
+    def _places(self, x: View, y: View, dy: View, dx: View) -> list[Place]:
+        """The arrays that `forward` is given. Ids have no cotangent."""
+        parameters = [Place(view, getattr(self.g, name)) for name, view in vars(self.p).items()]
+        saved = [Place(view, scratch_like(view, f"d {view}")) for view in self._saved.values() if isinstance(view, View)]
+        return [Place(x, None if x.dtype.kind == "i" else dx), Place(y, dy), *parameters, *saved]
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)
+        if derives(self.declaration.layer):
+            with noted(self.declaration, "pullback"), ops.label(self._label("'")):
+                self._pull_back(ops, x, y, dy, dx)
+            return
         with noted(self.declaration, "pullback"), ops.label(self._label("'")):
             self.declaration.layer.pullback(ops, x, y, dy, dx, self.p, self.g, self._scratch(ops))
             wanted = {"dx": dx} | {f"g.{name}": view for name, view in vars(self.g).items()}
@@ -169,6 +233,11 @@ class Root(Node):
         for each in self._trained:
             with ops.label(f"{each.value.buffer.name}'"):
                 ops.map(each.d_stored, lambda gradient, slope: gradient * slope, each.d_value, each.slope)
+
+
+def derives(layer: Layer) -> bool:
+    """Whether the pullback of a layer is derived from its forward."""
+    return type(layer).pullback is Layer.pullback
 
 
 def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:

@@ -56,6 +56,7 @@ class Recorder:
         self._label = ""
         self._draws = 0
         self._depth = 0  # of loops
+        self.keeps_parts = False  # whether the operations of a layer within another become one, a part
 
     def __repr__(self) -> str:
         return f"<Recorder of the program {self.name} ({self.dtype}): {counted(len(self.operations), 'operation')} so far>"
@@ -124,6 +125,11 @@ class Recorder:
     @cached_property
     def _seed_zero(self) -> View:
         return self._view("seed 0", "constant", (2,), dtype=np.uint64, data=np.zeros(2, np.uint64))
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether a loop is being recorded."""
+        return self._depth > 0
 
     @property
     def inverse_batch(self) -> View:

@@ -1,0 +1,492 @@
+"""Pullbacks derived from recorded operations: each operation is transposed, from the last one to the first.
+
+An array that depends on the input or the parameters has a cotangent of its layout. The rule of an operation takes the
+cotangents of its results, and adds a term to that of each operand. The first term fills, so that nothing begins with zeros. An
+operation that overwrites an array takes its cotangent away, and the earlier contents get a cotangent in the same memory. So
+in-place work stays in place. The result is an ordinary list of operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chains.expr import Expr, trace_nodes, where
+from chains.expr.derivatives import cotangents
+from chains.expr.formulas import Replay
+from chains.program import operations as op
+from chains.program.alias import across, overlap
+from chains.program.operations import Operation
+from chains.program.recorder import Recorder
+from chains.program.view import Batch, Buffer, View, scratch_like
+
+
+@dataclass(frozen=True)
+class Part(Operation):
+    """y = a layer within the layer that is recorded, for the operand x. It stands for the layer's operations."""
+
+    node: Any
+    operations: tuple[Operation, ...]
+
+
+def without_parts(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations, with those of each part in its place."""
+    return [
+        each for operation in operations for each in (operation.operations if isinstance(operation, Part) else (operation,))
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """An array that a layer is given, and the array for its cotangent, or None if it needs none."""
+
+    view: View
+    cotangent: View | None
+
+    def holds(self, view: View) -> bool:
+        """Whether the view is a part of the array."""
+        own = self.view
+        if view.buffer is not own.buffer or view.loop_strides != own.loop_strides:
+            return False
+        size = int(np.prod(own.sample_shape, dtype=int))
+        first = view.offset - own.offset
+        return first >= 0 and first + sum((n - 1) * stride for n, stride in _sample_axes(view)) < max(size, 1)
+
+    def to(self, view: View, other: View) -> View:
+        """The same part of another array of this shape."""
+        strides = list(view.strides)
+        if self.view.batched and self.view.strides[0] != other.strides[0]:
+            strides = [
+                other.strides[0] if isinstance(n, Batch) else stride for n, stride in zip(view.shape, strides, strict=True)
+            ]
+        return View(
+            other.buffer, view.shape, tuple(strides), other.offset + view.offset - self.view.offset, "", other.loop_strides
+        )  # fmt: skip
+
+
+def _sample_axes(view: View) -> list[tuple[int, int]]:
+    """The lengths and strides of the axes of one sample."""
+    axes = zip(view.shape, view.strides, strict=True)
+    return [(n.per_sample if isinstance(n, Batch) else n, stride) for n, stride in axes]
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that the pullback reads: that of `view` before or after the operation at a position."""
+
+    position: int
+    view: View
+    after: bool
+
+
+class Transposer:
+    """Records the pullback of operations.
+
+    Parameters
+    ----------
+    ops : Recorder
+        Gets the pullback's operations.
+    operations : sequence of Operation
+        Those of the forward pass.
+    places : sequence of Place
+        The arrays that the layer is given. Cotangents of results are filled beforehand, as `given` says.
+    """
+
+    def __init__(self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place]) -> None:
+        self.ops = ops
+        self.operations = operations
+        self.reads: list[Read] = []
+        self._places = places
+        self._own: dict[Buffer, Place] = {}
+        self._filled: dict[Buffer, np.ndarray] = {}
+        self._position = 0
+        self._active: set[Place] = {place for place in places if place.cotangent is not None}
+
+    def record(self, y: View) -> None:
+        """Record the pullback of the cotangent of `y`, which is filled. Cotangents without a term are filled with zeros."""
+        result = self.place(y)
+        self._find_active(result)
+        self.mark(self.cotangent(y))
+        for position in reversed(range(len(self.operations))):
+            self._position, operation = position, self.operations[position]
+            if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
+                self.rule(operation)(self, operation)
+            elif not operation.accumulates:
+                for out in operation.outs:
+                    self._forget(out)
+        for place in self._places:
+            if place.cotangent is not None and place is not result:
+                self._complete(place.cotangent)
+
+    @staticmethod
+    def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
+        """The rule of an operation. Raises NotImplementedError, with its name, if there is none."""
+        rule = RULES.get(type(operation))
+        if rule is None:
+            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
+        return rule
+
+    # Arrays and their cotangents
+
+    def place(self, view: View) -> Place:
+        """The array that a view is a part of."""
+        for place in self._places:
+            if place.holds(view):
+                return place
+        if view.buffer not in self._own:
+            whole = view.buffer.whole
+            cotangent = scratch_like(whole, f"d {whole}") if view.buffer.role == "scratch" else None
+            self._own[view.buffer] = Place(whole, cotangent)
+        return self._own[view.buffer]
+
+    def is_active(self, view: View) -> bool:
+        """Whether an array depends on the input or a parameter."""
+        return self.place(view) in self._active
+
+    def cotangent(self, view: View) -> View:
+        """The cotangent of a view, filled or not."""
+        place = self.place(view)
+        assert place.cotangent is not None
+        return place.to(view, place.cotangent)
+
+    def value(self, view: View, *, after: bool = False) -> View:
+        """The view, whose contents before or after the present operation the pullback reads."""
+        self.reads.append(Read(self._position, view, after))
+        return view
+
+    def take(self, view: View) -> View:
+        """The cotangent of a result. Parts without a term are filled with zeros.
+
+        Unless the operation adds to the result, the memory is then free for the cotangent of what it overwrote.
+        """
+        found = self.cotangent(view)
+        self._complete(found)
+        if not self.operations[self._position].accumulates:
+            self._forget(view)
+        return found
+
+    def add(self, view: View, term: View) -> None:
+        """Add a term, or its sum over the axes that the operand lacks, to the cotangent of an operand."""
+        target = self.cotangent(view)
+        summed = target.sample_size != term.sample_size or target.batched != term.batched
+        larger = summed and (term.ndim > target.ndim or any(a == 1 != b for a, b in _pairs(target, term)))
+        if not self.begun(target):
+            if target != term:
+                (self.ops.sum if larger else self.ops.copy)(target, term)
+        else:
+            if larger:
+                total = scratch_like(target, f"term of {view}")
+                self.ops.sum(total, term)
+                term = total
+            self.ops.map(target, lambda total, term: total + term, target, term)
+        self.mark(target)
+
+    def fill(self, view: View, record: Callable[[View], None]) -> None:
+        """Add a term that `record` writes to an array: the cotangent itself, if it has no other term."""
+        target = self.cotangent(view)
+        if self.begun(target):
+            term = scratch_like(target, f"term of {view}")
+            record(term)
+            self.add(view, term)
+        else:
+            record(target)
+            self.mark(target)
+
+    def begun(self, cotangent: View) -> bool:
+        """Whether a cotangent has terms; the parts of it that have none are then filled with zeros."""
+        if not self._mask(cotangent).any():
+            return False
+        self._complete(cotangent)
+        return True
+
+    def _mask(self, cotangent: View) -> np.ndarray:
+        memory = self._filled.setdefault(cotangent.buffer, np.zeros(cotangent.buffer.size, bool))
+        return cotangent.within(memory)
+
+    def mark(self, cotangent: View, *, filled: bool = True) -> None:
+        """Note whether a cotangent has terms."""
+        self._mask(cotangent)[...] = filled
+
+    def has_terms(self, view: View) -> bool:
+        """Whether the cotangent of a view has terms."""
+        return self.is_active(view) and bool(self._mask(self.cotangent(view)).any())
+
+    def _complete(self, cotangent: View) -> None:
+        """Fill the parts of a cotangent without a term with zeros."""
+        mask = self._mask(cotangent)
+        if mask.all():
+            return
+        if not mask.any():
+            self.ops.fill(cotangent, 0.0)
+        else:
+            wanted = np.zeros(cotangent.buffer.size, bool)
+            cotangent.within(wanted)[...] = True
+            for start, stop in _runs(wanted & ~self._filled[cotangent.buffer]):
+                self.ops.fill(_run(cotangent, start, stop), 0.0)
+        self.mark(cotangent)
+
+    def _forget(self, view: View) -> None:
+        if self.is_active(view):
+            self.mark(self.cotangent(view), filled=False)
+
+    def _find_active(self, result: Place) -> None:
+        """Find the arrays that depend on the input or a parameter. Raises NotImplementedError for operations without a rule."""
+        self._active.discard(result)
+        for operation in self.operations:
+            if self._depends(operation):
+                self.rule(operation)
+                self._active.update(self.place(view) for view in operation.outs if self.place(view).cotangent is not None)
+        self._active.add(result)
+
+    def _depends(self, operation: Operation) -> bool:
+        """Whether the results depend on the input or a parameter, as those of another layer may in any case."""
+        return isinstance(operation, Part) or any(self.is_active(view) for view in operation.ins)
+
+    # Rules
+
+    def _constant(self, operation: Operation) -> None:
+        """An operation whose operands, if any, depend on nothing."""
+
+    def _map(self, operation: op.Map) -> None:
+        _MapRule(self, operation).record()
+
+    def _matmul(self, operation: op.MatMul) -> None:
+        (out,), (a, b) = operation.outs, operation.ins
+        d = self.take(out)
+        for operand, left, right in ((b, a, None), (a, None, b)):
+            if self.is_active(operand):
+                target = self.cotangent(operand)
+                first = d if left is None else _transposed(self.value(left))
+                second = d if right is None else _transposed(self.value(right))
+                self.ops.matmul(target, first, second, accumulate=self.begun(target))
+                self.mark(target)
+
+    def _reduce(self, operation: op.Reduce) -> None:
+        (out,), (a,) = operation.outs, operation.ins
+        d = self.take(out)
+        if operation.kind == "sum":
+            self.add(a, d)
+            return
+        a, largest, ops = self.value(a), self.value(out, after=True), self.ops
+        chosen, count, share = scratch_like(a, "chosen"), scratch_like(out, "count"), scratch_like(out, "share")
+        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
+        ops.sum(count, chosen)
+        ops.map(share, lambda d, count: d / count, d, count)
+        ops.map(chosen, lambda a, largest, share: where(a == largest, share, 0.0), a, largest, share)
+        self.add(a, chosen)
+
+    def _copy(self, operation: op.Copy) -> None:
+        self.add(operation.ins[0], self.take(operation.outs[0]))
+
+    def _convolve(self, operation: op.Convolve) -> None:
+        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
+        d, groups = self.take(y), operation.groups
+        if self.is_active(w):
+            self.fill(w, lambda dw: ops.convolve_weight(dw, self.value(x), d, *rest, groups=groups))
+        if self.is_active(x):
+            self.fill(x, lambda dx: ops.convolve_input(dx, d, self.value(w), *rest, groups=groups))
+
+    def _convolve_input(self, operation: op.ConvolveInput) -> None:
+        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
+        d, groups = self.take(y), operation.groups
+        if self.is_active(w):
+            self.fill(w, lambda dw: ops.convolve_weight(dw, d, self.value(x), *rest, groups=groups))
+        if self.is_active(x):
+            self.fill(x, lambda dx: ops.convolve(dx, d, self.value(w), *rest, groups=groups))
+
+    def _convolve_weight(self, operation: op.ConvolveWeight) -> None:
+        (w,), (x, y), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
+        d, groups = self.take(w), operation.groups
+        if self.is_active(y):
+            self.fill(y, lambda dy: ops.convolve(dy, self.value(x), d, *rest, groups=groups))
+        if self.is_active(x):
+            self.fill(x, lambda dx: ops.convolve_input(dx, self.value(y), d, *rest, groups=groups))
+
+    def _pool(self, operation: op.Pool) -> None:
+        (y,), (x,), kind = operation.outs, operation.ins, operation.kind
+        d, largest = self.take(y), kind == "max"
+        values = (self.value(x), self.value(y, after=True)) if largest else (x, y)
+        padding, window = operation.count_padding, operation.window
+        self.fill(x, lambda dx: self.ops.pool_input(kind, dx, d, *values, window, count_padding=padding))
+
+    def _pool_input(self, operation: op.PoolInput) -> None:
+        if operation.kind == "max":
+            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
+        d, window, padding = self.take(operation.outs[0]), operation.window, operation.count_padding
+        self.fill(operation.ins[0], lambda dy: self.ops.pool("mean", dy, d, window, count_padding=padding))
+
+    def _gather(self, operation: op.Gather) -> None:
+        table, index = operation.ins
+        d, target = self.take(operation.outs[0]), self.cotangent(table)
+        self._complete(target)
+        self.ops.scatter_add(target, self.value(index), d)
+
+    def _scatter_add(self, operation: op.ScatterAdd) -> None:
+        index, source = operation.ins
+        if self.is_active(source):
+            d = self.take(operation.outs[0])
+            self.fill(source, lambda target: self.ops.gather(target, d, self.value(index)))
+
+    def _part(self, part: Part) -> None:
+        (y,), (x,) = part.outs, part.ins
+        d, x, y = self.take(y), self.value(x), self.value(y, after=True)
+        if self.is_active(x):
+            self.fill(x, lambda dx: part.node.pullback(self.ops, x, y, d, dx))
+        else:
+            part.node.pullback(self.ops, x, y, d, scratch_like(x, "dx", self.ops.dtype))
+
+
+class _MapRule:
+    """The pullback of one map: all terms in one map, those of smaller operands summed afterwards."""
+
+    def __init__(self, transposer: Transposer, operation: op.Map) -> None:
+        self.t, self.operation = transposer, operation
+        known = [k for k, out in enumerate(operation.outs) if transposer.has_terms(out)]
+        self.taken = {k: transposer.take(operation.outs[k]) for k in known}
+        self.views = [*operation.ins, *operation.outs, *(self.taken.get(k, out) for k, out in enumerate(operation.outs))]
+        self.outs: list[tuple[View, Expr]] = []
+        self.later: list[tuple[View, View]] = []
+
+    def record(self) -> None:
+        t, operation = self.t, self.operation
+        groups: dict[View, list[int]] = {}
+        for position, view in enumerate(operation.ins):
+            if t.is_active(view):
+                groups.setdefault(view, []).append(position)
+        found = cotangents(operation.formula, list(groups.values()), list(self.taken))
+        terms = {view: node for view, node in zip(groups, found, strict=True) if node is not None}
+        for view in [view for view, node in terms.items() if self._passes(view, node)]:
+            t.add(view, self.views[int(terms.pop(view).value)])
+        shape = operation.outs[0].shape
+        for view in sorted(terms, key=lambda view: view.shape != shape):
+            self._place(view, terms[view])
+        self._record_map()
+        for view, term in self.later:
+            t.add(view, term)
+
+    def _passes(self, view: View, node: Expr) -> bool:
+        """Whether the term of an operand is the cotangent of a result, and may be added before the map."""
+        if node.operation != "input" or node.value < len(self.operation.ins) + len(self.operation.outs):
+            return False
+        target, term = self.t.cotangent(view), self.views[int(node.value)]
+        return all(not overlap(target, d) or d == term == target for d in self.taken.values())
+
+    def _place(self, view: View, node: Expr) -> None:
+        """Decide where the term of an operand is written."""
+        t, target = self.t, self.t.cotangent(view)
+        written = [out for out, _ in self.outs]
+        if view.shape == self.operation.outs[0].shape and not any(
+            across(target, each) for each in (*written, *self.taken.values())
+        ):
+            if t.begun(target):
+                self.views.append(target)
+                node = Expr("input", value=len(self.views) - 1) + node
+            self.outs.append((target, node))
+            t.mark(target)
+            return
+        same = next((out for out, other in self.outs if other is node), None)
+        if same is None:
+            free = self._free(written)
+            same = scratch_like(self.operation.outs[0], f"term of {view}") if free is None else free
+            self.outs.append((same, node))
+        self.later.append((view, same))
+
+    def _free(self, written: Sequence[View]) -> View | None:
+        """The cotangent of a result, if its memory is free after the map."""
+        t = self.t
+        used = [*written, *(t.cotangent(each) for each in self.operation.ins if t.is_active(each))]
+        return next((d for d in self.taken.values() if not any(overlap(d, each) for each in used)), None)
+
+    def _record_map(self) -> None:
+        outs = [(out, node) for out, node in self.outs if node.operation != "input" or self.views[int(node.value)] != out]
+        if not outs:
+            return
+        formula = trace_nodes(tuple(node for _, node in outs), tuple(f"x{k}" for k in range(len(self.views))))
+        formula, used = formula.only(range(len(outs)))
+        inputs, results = len(self.operation.ins), len(self.operation.outs)
+        for k in used:
+            if k < inputs + results:
+                self.t.value(self.views[k], after=k >= inputs)
+        self.t.ops.map(tuple(out for out, _ in outs), Replay(formula), *(self.views[k] for k in used))
+
+
+def _pairs(a: View, b: View) -> Iterator[tuple[Any, Any]]:
+    """The lengths of two arrays, axis by axis from the last one."""
+    return zip(reversed(a.shape), reversed(b.shape), strict=False)
+
+
+def _transposed(view: View) -> View:
+    return view.T if view.ndim == 2 else view.swap(-1, -2)
+
+
+def _runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The first entries of runs of ones, and those after their last ones."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+    return zip(map(int, edges[::2]), map(int, edges[1::2]), strict=True)
+
+
+def _run(like: View, start: int, stop: int) -> View:
+    """Neighbouring elements of a buffer, of each sample."""
+    buffer = like.buffer
+    if not buffer.batched:
+        return View(buffer, (stop - start,), (1,), start, "", like.loop_strides)
+    return View(buffer, (Batch(), stop - start), (buffer.size, 1), start, "", like.loop_strides)
+
+
+RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
+    op.Map: Transposer._map, op.MatMul: Transposer._matmul, op.BatchMatMul: Transposer._matmul, op.Reduce: Transposer._reduce,
+    op.Copy: Transposer._copy, op.Fill: Transposer._constant, op.Random: Transposer._constant,
+    op.Convolve: Transposer._convolve, op.ConvolveInput: Transposer._convolve_input,
+    op.ConvolveWeight: Transposer._convolve_weight, op.Pool: Transposer._pool, op.PoolInput: Transposer._pool_input,
+    op.Gather: Transposer._gather, op.ScatterAdd: Transposer._scatter_add, Part: Transposer._part,
+}  # fmt: skip
+
+
+# What the pullback reads must not be overwritten
+
+
+def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequence[Place]) -> list[Operation] | None:
+    """The operations with one overwritten array that the pullback reads in separate memory; None if there is none.
+
+    Raises ValueError where that is impossible.
+    """
+    for read in reads:
+        for position in range(read.position + read.after, len(operations)):
+            if any(overlap(out, read.view) for out in operations[position].writes):
+                return _separated(operations, position, read.view, places)
+    return None
+
+
+def _separated(operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]) -> list[Operation]:
+    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it."""
+    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole, None)
+
+    def replaces(operation: Operation) -> bool:
+        return not operation.accumulates and any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
+
+    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), None)
+    touched = [each for each in operations[begin or 0 : end + 1] if any(place.holds(one) for one in each.views)]
+    if not replaces(operations[end]) or any(isinstance(each, Part) for each in touched):
+        raise ValueError(
+            f"`{operations[end].name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
+            "separate array, declared by d.temporary(name, shape)"
+        )
+    own = scratch_like(place.view, f"{place.view} before")
+
+    def moved(each: View) -> View:
+        return place.to(each, own) if place.holds(each) else each
+
+    changed = list(operations)
+    for k in range(begin or 0, end):
+        changed[k] = operations[k].on(moved)
+        if k == begin:
+            changed[k] = replace(changed[k], ins=operations[k].ins)
+    changed[end] = replace(operations[end], ins=tuple(map(moved, operations[end].ins)))
+    return changed
+
+
+def _covers(view: View, whole: View) -> bool:
+    return view.sample_size == whole.sample_size

@@ -1,0 +1,211 @@
+"""Pullbacks derived from `forward`: equal to those written by hand, as short, and refused where there is no rule."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import chains
+from chains import expr
+from chains.layers import Cell, Layer, node
+from chains.network import record
+from chains.network.network import network_of
+from chains.program.operations import Window
+from chains.testing import check_gradients, run_program
+from tests.harness import BACKENDS, LAYERS, assert_close
+
+# Layers whose `forward` has a loop, which has no rule; their parts are derived.
+WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "SteadyState"}
+
+
+def derives(layer: Layer) -> bool:
+    return type(layer).__name__ not in WITH_LOOPS and not isinstance(layer, Cell)
+
+
+@pytest.mark.few(90, always=lambda case, **_: case.name in ("Dense", "Attention", "Conv", "LayerNorm", "Residual-nested"))
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_derived_equals_hand_written(case, training, monkeypatch):
+    net, problem = network_of(case.net()), case.problem(3)
+    arrays = {"p": problem.p, "x": problem.x, "dy": problem.dy, "state": problem.state, "random": np.array([3, 0], np.uint64)}
+    wanted = run_program(record.vjp(net, np.float64, training), "numpy", len(problem.x), arrays)
+    monkeypatch.setattr(node, "derives", derives)
+    program = record.vjp(net, np.float64, training)
+    for fill in (0x00, 0xFF):
+        found = run_program(program, "numpy", len(problem.x), arrays, fill)
+        for name, value in wanted.items():
+            assert_close(found[name], value, 1e-13, name)
+
+
+SAME = {
+    "Dense": (chains.Dense(6, 5, "tanh"), (6,)),
+    "Dense-needs-input": (chains.Dense(6, 5, "gelu"), (6,)),
+    "Conv": (chains.Conv(2, 3, (3, 3), "relu"), (2, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_derived_has_no_more_operations_and_scratch_than_the_hand_written(name, monkeypatch):
+    layer, shape = SAME[name]
+    net = network_of(chains.Chain(layer, input_shape=shape))
+    criterion = record.Criterion(chains.SquaredLoss(), net.declaration.output_shape)
+    hand = record.gradient(net, criterion, np.float64, True, wanted=("g", "dx"))
+    monkeypatch.setattr(node, "derives", derives)
+    derived = record.gradient(net, criterion, np.float64, True, wanted=("g", "dx"))
+    assert len(derived.operations) <= len(hand.operations)
+    assert derived.scratch.bytes_per_sample <= 1.1 * hand.scratch.bytes_per_sample
+    assert derived.scratch.fixed_bytes <= 1.1 * hand.scratch.fixed_bytes
+
+
+class Plain(Layer):
+    """A layer of a `forward` alone, with these parameters and scratch arrays."""
+
+    def __init__(self, output, params, scratch, forward):
+        self.output, self.params, self.scratch, self.recorded = output, params, scratch, forward
+
+    def declare(self, d):
+        for name, shape in self.params.items():
+            d.param(name, shape, "normal")
+        for name, shape in self.scratch.items():
+            d.temporary(name, shape)
+        d.output(self.output)
+
+    def forward(self, ops, x, y, p, s):
+        self.recorded(ops, x, y, p, s)
+
+
+def highway(ops, x, y, p, s):
+    ops.matmul(s.gate, x, p.w)
+    ops.matmul(s.value, x, p.v)
+    ops.map(y, lambda g, v, x: x + (v - x) / (1 + expr.exp(-g)), s.gate, s.value, x)
+
+
+def low_rank(ops, x, y, p, s):
+    ops.matmul(s.a, x, p.a)
+    ops.matmul(y, s.a, p.b)
+    ops.matmul(y, x, p.c, accumulate=True)
+
+
+def maxout(ops, x, y, p, s):
+    ops.matmul(s.z, x, p.w)
+    ops.max(y.expand(2), s.z.split(1, 4))
+
+
+def radial(ops, x, y, p, s):
+    ops.map(s.d, lambda x, c: (x - c) ** 2, x.expand(1), p.centres)
+    ops.sum(y.expand(2), s.d)
+    ops.map(y, lambda r, w: expr.exp(-r * w * w), y, p.width)  # overwrites what its pullback reads
+
+
+def experts(ops, x, y, p, s):
+    ops.matmul(s.score, x, p.route)
+    ops.max(s.row, s.score)
+    ops.map(s.score, lambda z, m: expr.exp(z - m), s.score, s.row)
+    ops.sum(s.row, s.score)
+    ops.map(s.score, lambda e, t: e / t, s.score, s.row)
+    ops.matmul(s.out, x, p.w)
+    ops.map(s.out.split(1, 3), lambda o, g: expr.tanh(o) * g, s.out.split(1, 3), s.score.expand(2))
+    ops.sum(y.expand(1), s.out.split(1, 3))
+
+
+def squeeze(ops, x, y, p, s):
+    ops.sum(s.mean.expand(2), x)
+    ops.matmul(s.gate, s.mean, p.w)
+    ops.map(y, lambda x, g: x / (1 + expr.exp(-g)), x, s.gate.expand(2))
+
+
+def bilinear(ops, x, y, p, s):
+    ops.matmul(s.left, x, p.u)
+    ops.matmul(s.right, x, p.v)
+    ops.map(y, lambda a, b, c: a * b + c, s.left, s.right, p.c)
+
+
+def halves(ops, x, y, p, s):
+    ops.map(y, lambda a, b: a * expr.tanh(b), x.slice(1, 0, 2), x.slice(1, 1, 3))  # parts that overlap
+
+
+def distances(ops, x, y, p, s):
+    ops.map(s.d, lambda x, c: (x - c) ** 2, x.expand(1), p.prototypes)
+    ops.sum(s.total.expand(2), s.d)
+    ops.map(y, lambda t: -expr.log1p(t), s.total)
+
+
+def splines(ops, x, y, p, s):
+    ops.map(s.basis, lambda x, k, w: w * expr.maximum(0, 1 - abs(x - k)) ** 2, x.expand(2), p.knots, p.w)
+    ops.sum(y.expand(2), s.basis)
+
+
+def correlation(ops, x, y, p, s):
+    image, kernel = x.reshape(1, 4, 4), ops.scratch("kernel", (1, 1, 3, 3), batched=False)
+    ops.convolve(s.z, image, p.w, Window((3, 3)))
+    ops.convolve_weight(kernel, image, s.z, Window((3, 3)))  # a kernel made of the whole batch
+    ops.convolve(y.reshape(1, 2, 2), image, kernel, Window((3, 3)))
+
+
+NEW = {
+    "highway": ((3,), Plain((3,), {"w": (3, 3), "v": (3, 3)}, {"gate": (3,), "value": (3,)}, highway)),
+    "low rank": ((3,), Plain((2,), {"a": (3, 1), "b": (1, 2), "c": (3, 2)}, {"a": (1,)}, low_rank)),
+    "maxout": ((3,), Plain((4,), {"w": (3, 8)}, {"z": (8,)}, maxout)),
+    "radial": ((2,), Plain((3,), {"centres": (3, 2), "width": (3,)}, {"d": (3, 2)}, radial)),
+    "experts": ((3,), Plain((2,), {"route": (3, 3), "w": (3, 6)}, {"score": (3,), "row": (1,), "out": (6,)}, experts)),
+    "squeeze": ((2, 3), Plain((2, 3), {"w": (2, 2)}, {"mean": (2,), "gate": (2,)}, squeeze)),
+    "bilinear": ((3,), Plain((2,), {"u": (3, 2), "v": (3, 2), "c": (2,)}, {"left": (2,), "right": (2,)}, bilinear)),
+    "halves": ((3,), Plain((2,), {}, {}, halves)),
+    "distances": ((2,), Plain((3,), {"prototypes": (3, 2)}, {"d": (3, 2), "total": (3,)}, distances)),
+    "correlation": ((16,), Plain((4,), {"w": (1, 1, 3, 3)}, {"z": (1, 2, 2)}, correlation)),
+    "splines": ((3,), Plain((3,), {"knots": (3, 4), "w": (3, 4)}, {"basis": (3, 4)}, splines)),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_new_layers_by_forward_alone(name):
+    shape, layer = NEW[name]
+    check_gradients(layer, shape, batch=2, backends=BACKENDS)
+
+
+def looping(ops, x, y, p, s):
+    with ops.loop(3) as at:
+        ops.map(at.now(y, 1), lambda x: 2 * x, at.now(x, 1))
+
+
+def overwriting(ops, x, y, p, s):
+    ops.map(s.h, lambda x: x * x, x)
+    ops.map(y, lambda h: h * h, s.h)
+    ops.fill(s.h.slice(1, 0, 1), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "layer"),
+    [
+        (NotImplementedError, "no rule for the pullback of `loop`", Plain((3,), {}, {}, looping)),
+        (ValueError, "`fill` overwrites", Plain((3,), {}, {"h": (3,)}, overwriting)),
+    ],
+)
+def test_refusals_name_the_operation(error, text, layer):
+    net = chains.Chain(layer, input_shape=(3,), backend="numpy")
+    with pytest.raises(error, match=text):
+        net(np.ones((2, 3)), net.init())
+
+
+def test_a_cell_needs_a_pullback():
+    class Sum(Cell):
+        def declare(self, d):
+            d.carry("h", d.input)
+
+        def forward(self, ops, x, y, p, s):
+            ops.map(y, lambda x, h: x + h, x, s.before.h)
+
+    net = chains.Chain(chains.Recurrent(Sum()), input_shape=(2, 3), backend="numpy")
+    with pytest.raises(NotImplementedError, match="a cell is not derived: Sum must have a pullback"):
+        net(np.ones((1, 2, 3)), net.init())
+
+
+def test_second_derivatives_of_a_derived_layer():
+    net = chains.Chain(NEW["bilinear"][1], input_shape=(3,), backend="numpy")
+    rng = np.random.default_rng(0)
+    p, x, t, v = rng.normal(size=net.n_params), rng.normal(size=(4, 3)), rng.normal(size=(4, 2)), rng.normal(size=net.n_params)
+    found, h = net.hvp(p, x, t, chains.SquaredLoss(), v), 1e-5
+    up, down = (net.value_and_grad(p + sign * h * v, x, t, chains.SquaredLoss())[1] for sign in (1, -1))
+    assert math.isclose(float(np.max(np.abs((up - down) / (2 * h) - found))), 0.0, abs_tol=1e-7)
