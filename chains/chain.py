@@ -435,10 +435,12 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x, state
+        p, x
             As of `derivatives`.
         lengths : array, shape (batch,), optional
             As of `value_and_grad`.
+        state : array, shape (n_state,), optional
+            As of `derivatives`.
         out : array, optional
             Filled instead of a fresh one.
         """
