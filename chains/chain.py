@@ -428,19 +428,23 @@ class Chain(Series):
         """
         return derivatives.input_jacobian(self._network, p, x, state, out)
 
-    def jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+    def jacobian(self, p: Any, x: Any, *, lengths: Any = None, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The derivatives of each sample's outputs with respect to the parameters, (batch, *output_shape, n_params).
 
         They are zero for frozen parameters.
 
         Parameters
         ----------
-        p, x, state
+        p, x
+            As of `derivatives`.
+        lengths : array, shape (batch,), optional
+            As of `value_and_grad`.
+        state : array, shape (n_state,), optional
             As of `derivatives`.
         out : array, optional
             Filled instead of a fresh one.
         """
-        return derivatives.jacobian(self._network, p, x, state, out)
+        return derivatives.jacobian(self._network, p, x, lengths, state, out)
 
     def hvp(
         self,
@@ -451,6 +455,7 @@ class Chain(Series):
         v: Any,
         *,
         weights: Any = None,
+        lengths: Any = None,
         penalty: Penalty | None = None,
         state: Any = None,
         out: np.ndarray | None = None,
@@ -463,12 +468,12 @@ class Chain(Series):
             As of `value_and_grad`, in the mode "eval".
         v : array, shape (n_params,)
             The vector. The matrix is zero for frozen parameters.
-        weights, penalty, state
+        weights, lengths, penalty, state
             As of `value_and_grad`.
         out : array, shape (n_params,), optional
             Filled instead of a fresh one.
         """
-        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, penalty, state, out)
+        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, lengths, penalty, state, out)
 
     def gauss_newton(
         self,
@@ -479,6 +484,7 @@ class Chain(Series):
         v: Any,
         *,
         weights: Any = None,
+        lengths: Any = None,
         penalty: Penalty | None = None,
         state: Any = None,
         out: np.ndarray | None = None,
@@ -490,24 +496,34 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x, t, loss, v, weights, penalty, state, out
+        p, x, t, loss, v, weights, lengths, penalty, state, out
             As of `hvp`; the penalty is left out.
         """
-        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, None, state, out, gauss_newton=True)
+        given = p, x, t, loss, v, weights, lengths, None, state, out
+        return derivatives.hessian_product(self._network, *given, gauss_newton=True)
 
     def sample_gradients(
-        self, p: Any, x: Any, t: Any, loss: Loss, *, weights: Any = None, state: Any = None, out: np.ndarray | None = None
+        self,
+        p: Any,
+        x: Any,
+        t: Any,
+        loss: Loss,
+        *,
+        weights: Any = None,
+        lengths: Any = None,
+        state: Any = None,
+        out: np.ndarray | None = None,
     ) -> np.ndarray:
         """The gradient of each sample's own loss, shape (batch, n_params): their mean is the gradient of `value_and_grad`.
 
         Parameters
         ----------
-        p, x, t, loss, weights, state
+        p, x, t, loss, weights, lengths, state
             As of `value_and_grad`, in the mode "eval".
         out : array, shape (batch, n_params), optional
             Filled instead of a fresh one.
         """
-        return derivatives.sample_gradients(self._network, p, x, t, loss, weights, state, out)
+        return derivatives.sample_gradients(self._network, p, x, t, loss, weights, lengths, state, out)
 
     # Vectors and their names
 

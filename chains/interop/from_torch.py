@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -68,6 +69,9 @@ def from_torch(
     torch = needed("torch")
     if isinstance(module, (str, os.PathLike)):
         module = _loaded(torch, os.fspath(module))
+    if isinstance(module, (torch.jit.ScriptModule, torch.export.ExportedProgram)):
+        compiler = "TorchScript" if isinstance(module, torch.jit.ScriptModule) else "torch.export"
+        raise TypeError(f"`module` (of type {type(module).__name__}) is one of {compiler}, which {COMPILED}")
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"`module` (={shown(module)}) must be a module of PyTorch")
     check_flags(check=check)
@@ -78,12 +82,21 @@ def from_torch(
         return assembled(_parts(torch, module), input_shape, backend, dtype, source)
 
 
+# In a message, after the kind of file or module.
+COMPILED = (
+    "has code, but no layers that can be read: save the module it was made of, by torch.save(module, path), or its state "
+    "dict, which `python -m chains export` reads with --structure. torch.onnx.export writes a file for from_onnx"
+)
+
+
 class NoStructureError(ValueError):
     """A file has weights alone."""
 
 
 def _loaded(torch: Any, path: str) -> Any:
     """The module in a file. Raises ValueError unless the file has a module of nothing but `torch.nn`."""
+    if kind_of := _compiled_kind(path):
+        raise ValueError(f"`module` (={path!r}) is a file of {kind_of}, which {COMPILED}")
     nn = torch.nn
     classes = [each for each in vars(nn).values() if isinstance(each, type)]
     others = [nn.modules.linear.NonDynamicallyQuantizableLinear, nn.functional.relu, nn.functional.gelu, set]
@@ -98,6 +111,17 @@ def _loaded(torch: Any, path: str) -> Any:
             "load_state_dict(torch.load(...)), and pass the module"
         )
     return module
+
+
+def _compiled_kind(path: str) -> str:
+    """What compiled the module in a file, by the names of its parts; empty for other files, and for none."""
+    if not zipfile.is_zipfile(path):
+        return ""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name.partition("/")[2] for name in archive.namelist()}  # after the name of the archive
+    if "constants.pkl" in parts:
+        return "TorchScript"
+    return "torch.export" if "models/model.json" in parts else ""
 
 
 def _parts(torch: Any, module: Any, path: str = "") -> list[Part]:

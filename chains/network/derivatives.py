@@ -88,7 +88,7 @@ def input_jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np
     p, x = _point(network, p, x, "net.input_jacobian(p, x)", real=True)
     inputs, outputs = math.prod(network.input_shape), math.prod(network.output_shape)
     if inputs > outputs or inputs > DIRECTIONS_AT_ONCE:
-        return _pulled(network, "dx", record_derivatives.input_jacobian, p, x, network.input_shape, state, out)
+        return _pulled(network, "dx", record_derivatives.input_jacobian, p, {"x": x}, network.input_shape, state, out)
     output = (len(x), *network.output_shape)
     given = None if out is None else (memory_of(p).empty(output, p.dtype), out)
     y, result = _outs(given, [output, (*output, *network.input_shape)], {"p": p, "x": x})
@@ -165,11 +165,13 @@ def _matrix(second: np.ndarray, size: int) -> np.ndarray:
 # By the parameters
 
 
-def jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+def jacobian(network: Network, p: Any, x: Any, lengths: Any, state: Any, out: Any) -> np.ndarray:
     """The derivatives of each sample's outputs with respect to the parameters."""
     p, x = _point(network, p, x, "net.jacobian(p, x)")
+    data = {"x": x, **arguments.to_device_of(p, checks.lengths_of(lengths, x, network.declaration))}
+    make = partial(record_derivatives.jacobian, masked=lengths is not None)
     try:
-        return _pulled(network, "j", record_derivatives.jacobian, p, x, (network.n_params,), state, out)
+        return _pulled(network, "j", make, p, data, (network.n_params,), state, out)
     except NotImplementedError:  # layers without a rule for single samples: a pullback for each sample and output
         outputs = math.prod(network.output_shape)
         whole = (len(x), *network.output_shape, network.n_params)
@@ -177,23 +179,24 @@ def jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarr
         rows = result.reshape(len(x), outputs, network.n_params)
         eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, 1, *network.output_shape)
         for sample, output in itertools.product(range(len(x)), range(outputs)):
-            one = x[sample : sample + 1]
-            rows[sample, output] = calls.vjp(network, p, one, eye[output], None, state, "eval", 0, None)[0]
+            one = {name: array[sample : sample + 1] for name, array in data.items()}
+            given = one["x"], eye[output], one.get("lengths")
+            rows[sample, output] = calls.vjp(network, p, *given, state, "eval", 0, None)[0]
         return result
 
 
 def hessian_product(
-    network: Network, p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any, penalty: Penalty | None, state: Any, out: Any,
-    *, gauss_newton: bool = False,
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any, lengths: Any, penalty: Penalty | None,
+    state: Any, out: Any, *, gauss_newton: bool = False,
 ) -> np.ndarray:  # fmt: skip
     """The product of the Hessian matrix of the loss, or of the Gauss-Newton matrix, with a vector."""
     name = "gauss_newton" if gauss_newton else "hvp"
-    plain = weights is None and state is None
+    plain = weights is None and lengths is None and state is None
     quick = network.shortcuts.find(name, None, p, x, loss, penalty) if plain else None
     if quick is not None and (found := quick(p, x, t, v, out)) is not None:
         return found
     p = checks.check_params(network, p, x, f"net.{name}(p, x, t, loss, v)")
-    data, problem = executables.problem(network, x, t, loss, weights, penalty)
+    data, problem = executables.problem(network, x, t, loss, weights, penalty, lengths)
     data = {**arguments.to_device_of(p, data), "v": _vector(network, v, p)}
     record_product = record_derivatives.gauss_newton_product if gauss_newton else record_derivatives.hessian_product
     program = network.program(p, (name, p.dtype), partial(record_product, network, problem, p.dtype), problem)
@@ -205,10 +208,12 @@ def hessian_product(
     return result
 
 
-def sample_gradients(network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, state: Any, out: Any) -> np.ndarray:
+def sample_gradients(
+    network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, state: Any, out: Any
+) -> np.ndarray:
     """The gradient of each sample's own loss."""
     p = checks.check_params(network, p, x, "net.sample_gradients(p, x, t, loss)")
-    data, problem = executables.problem(network, x, t, loss, weights, None)
+    data, problem = executables.problem(network, x, t, loss, weights, None, lengths)
     data = arguments.to_device_of(p, data)
     (result,) = _outs(out if out is None else (out,), [(len(data["x"]), network.n_params)], {"p": p, **data})
     make = partial(record_derivatives.sample_gradients, network, problem, p.dtype)
@@ -228,19 +233,21 @@ def residuals(
 
 
 def _pulled(
-    network: Network, name: str, make: Callable[..., Program], p: Any, x: Any, shape: tuple[int, ...], state: Any, out: Any
-) -> np.ndarray:
+    network: Network, name: str, make: Callable[..., Program], p: Any, data: Mapping[str, Any], shape: tuple[int, ...],
+    state: Any, out: Any,
+) -> np.ndarray:  # fmt: skip
     """Pullbacks of each output of each sample: (batch, *output_shape, *shape)."""
-    outputs = math.prod(network.output_shape)
+    x, outputs = data["x"], math.prod(network.output_shape)
     whole = (len(x), *network.output_shape, *shape)
-    (result,) = _outs(out if out is None else (out,), [whole], {"p": p, "x": x})
+    (result,) = _outs(out if out is None else (out,), [whole], {"p": p, **data})
     rows = result.reshape(len(x), outputs, *shape)
     eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, *network.output_shape)
     for start in range(0, outputs, DIRECTIONS_AT_ONCE):
         dy = eye[start : start + DIRECTIONS_AT_ONCE]
-        program = network.program(p, (name, p.dtype, len(dy)), partial(make, network, len(dy), p.dtype))
+        kind = (name, p.dtype, len(dy), "lengths" in data)
+        program = network.program(p, kind, partial(make, network, len(dy), p.dtype))
         part = rows if outputs <= DIRECTIONS_AT_ONCE else memory_of(p).empty((len(x), len(dy), *shape), p.dtype)
-        _run(network, program, p, {"x": x, "dy": dy}, state, {name: part})
+        _run(network, program, p, {**data, "dy": dy}, state, {name: part})
         if part is not rows:
             rows[:, start : start + DIRECTIONS_AT_ONCE] = part
     return result

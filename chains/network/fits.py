@@ -41,13 +41,14 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
         return None
     factors, t = _weighed(second, data, own, members)
     target = t.shape[1 + ("t" in own or "weights" in own) :]
-    criterion = Criterion(loss, target)
+    masked = "lengths" in data
+    criterion = Criterion(loss, target, masked=masked)
     programs = []
     for wanted in (True, False):
         shape = network.backend.matrix_shape(n) if wanted else None
         if wanted and shape is None:
             return None
-        make = partial(record_derivatives.sum_of_squares, network, loss, target, dtype, shape)
+        make = partial(record_derivatives.sum_of_squares, network, loss, target, dtype, shape, masked=masked)
         try:
             programs.append(network.program(t, ("sum of squares", dtype, shape), make, criterion))
         except NotImplementedError:  # a layer without a rule for single samples
@@ -55,7 +56,7 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     model, value = programs
     if model.backend is not value.backend:
         return None
-    everything = {**{name: data[name] for name in ("x", "state") if name in data}, "t": t, "factors": factors}
+    everything = {**{name: data[name] for name in ("x", "state", "lengths") if name in data}, "t": t, "factors": factors}
     has_rows = {name: name in own or ("weights" in own and name in ("t", "factors")) for name in everything}
     used = {name: a for name, a in everything.items() if name in model.program.buffers or name in value.program.buffers}
     kinds = {name: (model.program.buffers.get(name) or value.program.buffers[name]).dtype for name in used}
@@ -72,8 +73,8 @@ def _weighed(second: SecondOrder, data: Mapping[str, Any], own: Collection[str],
     samples = data["x"].shape[1 if "x" in own else 0]
 
     def factors(weights: Any) -> np.ndarray:
-        given = {"x": np.broadcast_to(np.empty(()), (samples,)), **({} if weights is None else {"weights": weights})}
-        return second.factors(given).reshape(samples, size)
+        given = {name: data[name] for name in ("lengths",) if name in data} | ({} if weights is None else {"weights": weights})
+        return second.factors({"x": np.broadcast_to(np.empty(()), (samples,)), **given}).reshape(samples, size)
 
     if "weights" not in own:
         return factors(data.get("weights")), data["t"]

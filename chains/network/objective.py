@@ -223,8 +223,8 @@ class Objective:
         Returns
         -------
         array, shape (batch * outputs,)
-            The residuals; for a `ResidualProblem` (points * equations,), where `equations` is the largest number of equations
-            of a term. Terms with fewer equations have zeros instead.
+            The residuals; those of steps after a sample's length are zero. For a `ResidualProblem` (points * equations,), where
+            `equations` is the largest number of equations of a term. Terms with fewer equations have zeros instead.
 
         Raises
         ------
@@ -278,8 +278,6 @@ class Objective:
         """The residuals and their derivatives. Raises TypeError for an objective without residuals."""
         if self._second is None:
             raise TypeError("an objective with `comm` has values and gradients, but no residuals and no second derivatives")
-        if "lengths" in self._data:
-            raise TypeError("an objective with `lengths` has values and gradients, but no residuals and no second derivatives")
         return self._second
 
     def _vector(self, name: str, given: Any) -> np.ndarray:

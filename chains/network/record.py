@@ -123,10 +123,10 @@ def training_step(
     return ops.finish()
 
 
-def _begin_series(name: str, network: Network, dtype: Any) -> tuple[Recorder, View, View]:
+def _begin_series(name: str, network: Network, dtype: Any, *, masked: bool = False) -> tuple[Recorder, View, View]:
     """As `_begin`, for programs on series. Raises NotImplementedError for networks that have none."""
     network.declaration.check_series()
-    return _begin(name, network, dtype, training=False)
+    return _begin(name, network, dtype, training=False, masked=masked)
 
 
 def _begin(

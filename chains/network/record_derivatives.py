@@ -21,7 +21,16 @@ from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
 from chains.losses import Loss
 from chains.network.network import Network
-from chains.network.record import Criterion, _begin, _begin_series, _node, _record_gradient, _zero_frozen, record_from_series
+from chains.network.record import (
+    Criterion,
+    _begin,
+    _begin_series,
+    _node,
+    _record_gradient,
+    _within_lengths,
+    _zero_frozen,
+    record_from_series,
+)
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -60,7 +69,7 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. It is zero for frozen parameters."""
-    ops, p, x = _begin_series("Hessian product", network, dtype)
+    ops, p, x = _begin_series("Hessian product", network, dtype, masked=criterion.masked)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
     _record_gradient(ops, network, criterion, p, g, x)
@@ -78,7 +87,7 @@ def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Progr
 
 def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
-    ops, p, x = _begin_series("Gauss-Newton product", network, dtype)
+    ops, p, x = _begin_series("Gauss-Newton product", network, dtype, masked=criterion.masked)
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
     t = ops.external("t", criterion.target, role="input", batched=True)
@@ -86,7 +95,8 @@ def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> 
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
     node = _node(ops, network, p, g)
     node.forward(ops, x, y)
-    criterion.loss.record(ops, y, t, w, ops.scratch("value", (), batched=False), dy)
+    counted = _within_lengths(ops, network.declaration.output_steps, y, t, w)
+    criterion.loss.record(ops, *counted, ops.scratch("value", (), batched=False), dy)
     jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     jet.record(recorded)
@@ -98,7 +108,7 @@ def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> 
 
 def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """j = the gradient of each sample's own loss, (batch, n_params). Pure."""
-    ops, p, x = _begin("gradients of samples", network, dtype, training=False)
+    ops, p, x = _begin("gradients of samples", network, dtype, training=False, masked=criterion.masked)
     j = ops.external("j", (network.layout.size,), role="output", batched=True)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     _record_gradient(ops, network, criterion, p, g, x)
@@ -135,13 +145,13 @@ def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dty
 
 
 def sum_of_squares(
-    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None
+    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None, *, masked: bool = False
 ) -> Program:
     """value = r'r / 2 for the residuals r times `factors`, (batch, residuals). With `matrix`, also g = J'r and J'J. Pure.
 
     `matrix` is the shape of the array for J'J. The blocks on and above the diagonal are filled.
     """
-    ops, p, x = _begin("sum of squares", network, dtype, training=False)
+    ops, p, x = _begin("sum of squares", network, dtype, training=False, masked=masked)
     size, output = network.layout.size, network.declaration.output_shape
     count = loss.equations if isinstance(loss, ResidualLoss) else math.prod(output)
     t = ops.external("t", target, role="input", batched=True)
@@ -206,9 +216,9 @@ def _weighed(x: Any, factor: Any) -> Any:
     return where(factor == 0.0, 0.0, x * factor)
 
 
-def jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
+def jacobian(network: Network, cotangents: int, dtype: Any, *, masked: bool = False) -> Program:
     """j = each sample's pullback of each row of dy, (cotangents, *output): (batch, cotangents, n_params)."""
-    ops, p, x = _begin("Jacobian", network, dtype, training=False)
+    ops, p, x = _begin("Jacobian", network, dtype, training=False, masked=masked)
     j = ops.external("j", (cotangents, network.layout.size), role="output", batched=True)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     for number, (pullback, _) in enumerate(_pullbacks(ops, network, p, g, x, cotangents)):

@@ -15,6 +15,7 @@ from chains.network import calls, derivatives
 from chains.network.network import Network
 from chains.penalties import Penalty
 from chains.residuals.loss import ResidualLoss
+from chains.support.memory import on_host
 
 BLOCK_BYTES = 32 << 20  # the size of the blocks of a Jacobian J for J'J
 
@@ -28,9 +29,9 @@ class SecondOrder:
     penalty: Penalty | None
 
     def hessian_product(self, p: np.ndarray, data: Mapping[str, Any], v: np.ndarray) -> np.ndarray:
-        weights, state = data.get("weights"), data.get("state")
+        weights, state, lengths = data.get("weights"), data.get("state"), lengths_in(data, slice(None))
         return derivatives.hessian_product(
-            self.network, p, data["x"], data["t"], self.loss, v, weights, self.penalty, state, None
+            self.network, p, data["x"], data["t"], self.loss, v, weights, lengths, self.penalty, state, None
         )
 
     def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
@@ -77,7 +78,8 @@ class SecondOrder:
             found = derivatives.residuals(self.network, p, x, t, self.loss, state, with_jacobian=True)
             r, j = found["r"], found["j"]
         else:
-            r, j = self._differences(p, data, part), derivatives.jacobian(self.network, p, x, state, None)
+            r = self._differences(p, data, part)
+            j = derivatives.jacobian(self.network, p, x, lengths_in(data, part), state, None)
         r, j = r.ravel(), j.reshape(r.size, len(p))
         _weigh(r, own)
         _weigh(j, own[:, None])
@@ -87,11 +89,11 @@ class SecondOrder:
         x = data["x"][part]
         y = np.empty((len(x), *self.network.output_shape))
         with suppress(FloatingPointError):  # a solution that ends early is NaN, from which minimisers step back
-            calls.forward(self.network, x, p, None, data.get("state"), "eval", 0, y)
+            calls.forward(self.network, x, p, lengths_in(data, part), data.get("state"), "eval", 0, y)
         return y - data["t"][part].reshape(-1, *self.network.output_shape)
 
     def factors(self, data: Mapping[str, Any]) -> np.ndarray:
-        """The factors of the residuals that make half the sum of their squares the loss."""
+        """The factors of the residuals that make half the sum of their squares the loss; 0 after a sample's length."""
         if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
             beside = "" if self.penalty is None else f" with {self.penalty!r}"
             raise ValueError(
@@ -100,12 +102,28 @@ class SecondOrder:
             )
         samples, size = len(data["x"]), self.per_sample
         factor = {SquaredLoss: 1.0 / samples, MSELoss: 2.0 / (samples * size), ResidualLoss: 2.0 / samples}[type(self.loss)]
-        weights = data.get("weights")
+        weights, lengths = data.get("weights"), lengths_in(data, slice(None))
         if weights is None:
-            return np.full(samples * size, math.sqrt(factor))
-        if weights.min() < 0.0:
+            factors = np.full(samples * size, math.sqrt(factor))
+        elif weights.min() < 0.0:
             raise ValueError(f"`weights` must not be negative where residuals are asked for, but there is {weights.min()}")
-        return np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
+        else:
+            factors = np.repeat(np.sqrt(weights * factor).ravel(), size * samples // weights.size)
+        if lengths is not None and (steps := self._steps):
+            factors[np.repeat(np.arange(steps) >= lengths[:, None], size // steps)] = 0.0
+        return factors
+
+    @property
+    def _steps(self) -> int:
+        """Steps of the outputs, if their residuals follow a sample's length; else 0."""
+        if isinstance(self.loss, ResidualLoss):
+            raise ValueError(f"the residuals of {self.loss!r} are those of points, which have no steps: leave `lengths` out")
+        return self.network.declaration.output_steps
+
+
+def lengths_in(data: Mapping[str, Any], part: slice) -> np.ndarray | None:
+    """The lengths of some samples as whole numbers, which an objective keeps as numbers of its programs' type."""
+    return on_host(data["lengths"][part]).astype(np.int64) if "lengths" in data else None
 
 
 def _weigh(numbers: np.ndarray, factors: np.ndarray) -> None:

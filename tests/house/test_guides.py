@@ -83,6 +83,15 @@ def test_dialogues_give_what_they_show(page):
     assert runner.failures == 0
 
 
+@pytest.mark.filterwarnings("default")
+def test_the_plate_in_other_units_is_as_wrong_and_as_right_as_the_page_says():
+    _, ((_, code),), *_ = sections("pinns")
+    session: dict[str, dict[str, float]] = {}
+    exec(compile(code, "docs/pinns.md", "exec"), session)
+    assert session["largest"]["wrong"] > 50.0
+    assert session["largest"]["right"] < 0.2
+
+
 def test_units_and_photographs_of_what_is_included(tmp_path, monkeypatch, capsys):
     """The snippets of docs/included.md, with patterns instead of CIFAR-10 and an epoch instead of five."""
     monkeypatch.setenv("CHAINS_DATA", str(tmp_path))

@@ -36,11 +36,11 @@ def test_links_lead_somewhere():
 def test_the_examples_run():
     pytest.importorskip("scipy")
     codes = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert [len([line for line in code.splitlines() if line]) for code in codes] == [12, 8]
+    assert [len([line for line in code.splitlines() if line]) for code in codes] == [12, 11]
     session: dict = {}
     for code in codes:
         exec(compile(code, "README.md", "exec"), session)
-    assert session["solution"].loss[-1] < 0.5
+    assert session["error"] < 0.001  # as its comment says
     assert session["outputs"].shape == (500, 1)
     assert session["parameters"].shape == session["gradient"].shape == (65,)
     assert session["history"].loss[-1] < session["history"].loss[0] / 10

@@ -338,3 +338,23 @@ def test_the_last_axis_by_its_number():
 def test_norms_without_some_of_their_numbers():
     is_read(nn.Sequential(with_numbers(nn.LayerNorm(4, bias=False))), (4,))
     is_read(nn.Sequential(nn.Conv2d(2, 3, 2), nn.InstanceNorm2d(3), nn.InstanceNorm2d(3, affine=True)), (2, 4, 4))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_compiled_modules_are_refused_with_what_to_do(tmp_path):
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+    traced = torch.jit.trace(module, torch.zeros(1, 2))
+    exported = torch.export.export(module, (torch.zeros(1, 2),))
+    torch.jit.save(traced, tmp_path / "traced.pt")
+    torch.export.save(exported, tmp_path / "exported.pt2")
+    torch.save(module, tmp_path / "module.pt")
+    advice = r"which has code, but no layers that can be read: save the module it was made of, by torch\.save"
+    for given, kind, name in (
+        (traced, TypeError, r"\(of type TopLevelTracedModule\) is one of TorchScript"),
+        (exported, TypeError, r"\(of type ExportedProgram\) is one of torch\.export"),
+        (tmp_path / "traced.pt", ValueError, r"traced\.pt'\) is a file of TorchScript"),
+        (tmp_path / "exported.pt2", ValueError, r"exported\.pt2'\) is a file of torch\.export"),
+    ):
+        with pytest.raises(kind, match=f"{name}, {advice}"):
+            from_torch(given)
+    assert from_torch(tmp_path / "module.pt")[1].shape == (9,)

@@ -9,6 +9,7 @@ from chains import (
     GRU,
     LSTM,
     ODE,
+    RNN,
     SGD,
     Attention,
     BCEWithLogitsLoss,
@@ -20,7 +21,11 @@ from chains import (
     MSELoss,
     Reshape,
     Residual,
+    ResidualProblem,
+    SquaredLoss,
+    Term,
     loss,
+    minimize,
     tanh,
     train,
 )
@@ -65,9 +70,6 @@ def test_gradient_loss_and_objective(net, problem):
     assert_close(g, central_difference(lambda p: net.loss(p, x, t, MSELoss(), lengths=LENGTHS), p), 1e-8)
     objective = net.objective(x, t, MSELoss(), lengths=LENGTHS)
     assert_close(objective(p)[1], g, 1e-12)
-    for derivatives in (objective.residuals, objective.jacobian, objective.normal_equations, lambda p: objective.hessp(p, p)):
-        with pytest.raises(TypeError, match="an objective with `lengths` has values and gradients, but no residuals"):
-            derivatives(p)
     for _ in range(3):  # the quick ways of calls without lengths do not take over
         assert net.value_and_grad(p, x, t, MSELoss())[0] != pytest.approx(value)
         assert net.value_and_grad(p, x, t, MSELoss(), lengths=LENGTHS)[0] == pytest.approx(value, abs=1e-12)
@@ -245,3 +247,99 @@ def test_members_have_validation_data_without_lengths_too():
     history = train(net, P, x, t, MSELoss(), SGD(0.1), validation=(x, t, None), progress=False)
     for m, p in enumerate(P):
         assert history[m].validation_loss == [net.loss(p, x[m], t[m], MSELoss())]
+
+
+TIMES, CUTS = np.arange(STEPS) / 3, np.array([6, 2, 3, 4])  # solutions have two times at least
+SUMS = {  # the layers for a number of steps; a GRU has biases that differ in name alone
+    "causal": lambda n: (LSTM(2, 2, return_sequences=True), Dense(2, 1)),
+    "last": lambda n: (LSTM(2, 2), Dense(2, 1)),
+    "both": lambda n: (RNN(2, 2, bidirectional=True, return_sequences=True), Dense(4, 1)),
+    "ends": lambda n: (RNN(2, 2, return_sequences=True), RNN(2, 1, bidirectional=True), Dense(2, 1)),
+    "trajectories": lambda n: (ODE(Dense(2, 2, tanh), TIMES[:n], "rk4", 2), Dense(2, 1)),
+    "attention": lambda n: (Dense(2, 4), Attention(4, 2), Dense(4, 1)),
+}
+
+
+def sums(kind, backend):
+    """A network, its parameters, inputs, targets that are NaN after a sample's length, and the samples cut to their lengths."""
+    rng, shape = np.random.default_rng(5), (2,) if kind == "trajectories" else (STEPS, 2)
+    net = Chain(*SUMS[kind](STEPS), input_shape=shape, backend=backend)
+    p, x = net.init(seed=2, dtype=np.float64), rng.normal(size=(4, *shape))
+    t = rng.normal(size=(4, *net.output_shape))
+    if t.ndim == 3:
+        t[np.arange(STEPS) >= CUTS[:, None]] = np.nan
+    alone = []
+    for each, target, n in zip(x, t, CUTS.tolist(), strict=True):
+        one = each if kind == "trajectories" else each[:n]
+        cut = Chain(*SUMS[kind](n), input_shape=one.shape, backend="numpy")
+        alone.append((cut, one[None], (target[:n] if t.ndim == 3 else target)[None]))
+    return net, p, x, t, alone
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 1.0, 2.0, 0.0])], ids=["plain", "weights"])
+@pytest.mark.parametrize("kind", SUMS)
+def test_residuals_are_those_of_the_samples_cut_to_their_lengths(kind, weights, backend_name):
+    net, p, x, t, alone = sums(kind, backend_name)
+    how = {"weights": weights, "lengths": CUTS}
+    objective = net.objective(x, t, SquaredLoss(), **how)
+    value, g, matrix = objective.normal_equations(p)
+    ones = [cut.objective(*data, SquaredLoss()).normal_equations(p) for cut, *data in alone]
+    for found, parts in zip((np.array(value), g, matrix), zip(*ones, strict=True), strict=True):
+        assert_close(found, np.average(parts, 0, weights) * (1.0 if weights is None else weights.sum() / 4), 1e-12)
+    assert_close(np.array(objective(p)[0]), np.array(value), 1e-12)
+    e = 1e-6 * np.eye(len(p))
+    columns = [(objective.residuals(p + step) - objective.residuals(p - step)) / 2e-6 for step in e]
+    assert_close(objective.jacobian(p), np.stack(columns, -1), 1e-7)
+    v = np.random.default_rng(6).normal(size=len(p))
+    assert_close(objective.hessp(p, v), central_difference(lambda p: objective(p)[1] @ v, p), 1e-7)
+    assert_close(net.hvp(p, x, t, SquaredLoss(), v, **how), objective.hessp(p, v), 1e-12)
+    assert_close(net.gauss_newton(p, x, t, SquaredLoss(), v, **how), matrix @ v, 1e-12)
+    assert_close(net.sample_gradients(p, x, t, SquaredLoss(), **how).mean(0), g, 1e-12)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", [*SUMS][:5])  # attention has a bias without effect, so its steps are not determined
+def test_levenberg_marquardt_takes_the_steps_of_samples_cut_to_their_length(kind, backend_name):
+    rng, n, shape = np.random.default_rng(8), 4, (2,) if kind == "trajectories" else (STEPS, 2)
+    net, own = Chain(*SUMS[kind](STEPS), input_shape=shape, backend=backend_name), shape if kind == "trajectories" else (n, 2)
+    cut = Chain(*SUMS[kind](n), input_shape=own, backend="numpy")
+    p, x = net.init(seed=2, dtype=np.float64), rng.normal(size=(60, *shape))
+    t = rng.normal(size=(60, *net.output_shape))
+    steps = t.ndim == 3
+    if steps:
+        t[:, n:] = np.nan
+    found = minimize(net.objective(x, t, SquaredLoss(), lengths=np.full(60, n)), p, "LM", maxiter=3)
+    data = x if kind == "trajectories" else x[:, :n], t[:, :n] if steps else t
+    wanted = minimize(cut.objective(*data, SquaredLoss()), p, "LM", maxiter=3)
+    assert wanted.fun < cut.loss(p, *data, SquaredLoss())
+    assert_close(found.x, wanted.x, 1e-8)
+
+
+def test_levenberg_marquardt_finds_what_least_squares_finds(backend_name):
+    least_squares = pytest.importorskip("scipy.optimize").least_squares
+    net = Chain(RNN(1, 1, return_sequences=True), Dense(1, 1), input_shape=(STEPS, 1), backend=backend_name)
+    rng, p = np.random.default_rng(7), net.init(seed=1, dtype=np.float64)
+    x, lengths = rng.normal(size=(20, STEPS, 1)), rng.integers(1, STEPS + 1, 20)
+    t = np.tanh(np.cumsum(x, 1)) + 0.1 * rng.normal(size=x.shape)
+    counts = np.arange(STEPS) < lengths[:, None]
+    x[~counts], t[~counts] = 1e3, np.nan
+
+    def residuals(p):
+        return (net(x, p, lengths=lengths) - t)[counts].ravel() * np.sqrt(2 / t.size)
+
+    objective = net.objective(x, t, MSELoss(), lengths=lengths)
+    found, wanted = minimize(objective, p, "LM", maxiter=200), least_squares(residuals, p, xtol=1e-12, ftol=1e-12)
+    assert found.fun < 0.5 * objective(p)[0]
+    assert found.fun == pytest.approx(wanted.cost, rel=1e-6)
+    many = minimize(objective, np.stack([p, 0.9 * p]), "LM", maxiter=200)
+    assert many.fun[0] == pytest.approx(found.fun, rel=1e-9)
+
+
+def test_equations_at_points_have_no_residuals_with_lengths():
+    net = Chain(Reshape(2, 1), GRU(1, 3), Dense(3, 1), input_shape=(2,), backend="numpy")
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t - u.x, np.zeros((3, 2)))])
+    objective = net.objective(problem.x, problem.t, problem.loss, lengths=np.array([1, 2, 2]))
+    for call in (objective.residuals, objective.jacobian, objective.normal_equations):
+        with pytest.raises(ValueError, match="are those of points, which have no steps: leave `lengths` out"):
+            call(net.init(dtype=np.float64))
