@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, BatchNorm, Chain, Dense, Embedding, MaxPool, tanh
+from chains import GRU, LSTM, BatchNorm, CausalConv, Chain, Dense, Embedding, MaxPool, Parallel, Residual, tanh
 from chains.interop import to_casadi
 from chains.layers.stepwise import joined
 from chains.network.network import network_of
@@ -122,6 +122,16 @@ def test_the_pullback_of_a_step():
     net = Chain(LSTM(2, 2, return_sequences=True, initial_state="parameter"), GRU(2, 3), Dense(3, 2), input_shape=(4, 2))
     one = Stepping(network_of(net)).network
     check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(2 + 7,)), backends=["numpy"])
+
+
+def test_the_pullback_of_a_step_of_convolutions():
+    """Of layers next to each other too, whose pullbacks are not in the opposite order of their forward passes."""
+    beside = Parallel(CausalConv(2, 3, 2), LSTM(2, 2, return_sequences=True), axis=-1)
+    around = Residual(CausalConv(5, 5, 3, tanh, dilation=2), shortcut=GRU(5, 5, return_sequences=True))
+    net = Chain(beside, around, CausalConv(5, 1, 1), input_shape=(4, 2))
+    one = Stepping(network_of(net)).network
+    assert net.n_carried == 2 + 4 + 20 + 5
+    check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(2 + 31,)), backends=["numpy"])
 
 
 def problem(F, horizon):
