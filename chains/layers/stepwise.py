@@ -15,6 +15,8 @@ from chains.layers.recurrent import Recurrent
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
+_COMBINED = (Series, Residual, Parallel)  # whose parts may have a step each
+
 
 class Carried(NamedTuple):
     """An array that a layer carries: a part of all that the network carries for each sample."""
@@ -175,9 +177,6 @@ def carries(declaration: Declaration) -> bool:
     return isinstance(layer, Recurrent) or (isinstance(layer, _COMBINED) and any(map(carries, declaration.children)))
 
 
-_COMBINED = (Series, Residual, Parallel)
-
-
 def stepwise(declaration: Declaration) -> Layer:
     """A declared layer at one step. Raises ValueError for a layer that needs more of the sequence."""
     layer, parts = declaration.layer, declaration.children
@@ -201,6 +200,9 @@ def stepwise(declaration: Declaration) -> Layer:
 def check_steps(whole: Declaration, one: Declaration, steps: int) -> None:
     """Raise ValueError for a layer of a network, at `one` step, whose shapes are not those of the `whole` sequence."""
     layer, timed = whole.layer, whole.input == (steps, *one.input)
+    if isinstance(layer, _COMBINED):  # first, so that the message names the innermost layer
+        for a, b in zip(whole.children, one.children, strict=True):
+            check_steps(a, b, steps)
     for sequence, step in ((whole.input, one.input), (whole.output_shape, one.output_shape)):
         if sequence not in (step, (steps, *step)):
             raise ValueError(f"{layer!r} has shape {sequence} for all steps and {step} for one: there is no single step")
@@ -208,9 +210,6 @@ def check_steps(whole: Declaration, one: Declaration, steps: int) -> None:
         raise ValueError(f"{layer!r} takes the steps for channels: there is no single step")
     if isinstance(one.layer, _Step) and not timed:
         raise ValueError(f"{layer!r} takes another axis than that of the input for time: there is no single step")
-    if isinstance(layer, _COMBINED):
-        for a, b in zip(whole.children, one.children, strict=True):
-            check_steps(a, b, steps)
 
 
 def joined(layer: Layer, shape: SampleShape) -> Layer:
