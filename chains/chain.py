@@ -12,6 +12,7 @@ from chains.backends import Backend, Cupy, named
 from chains.backends import backend as find_backend
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.combine import Series
+from chains.layers.stepwise import carries
 from chains.losses import Loss
 from chains.network import calls, derivatives
 from chains.network.bound import Bound, bound
@@ -347,7 +348,7 @@ class Chain(Series):
         y : array
             The output: that of the network for the sequence up to this step.
         carried : array, shape (batch, n_carried)
-            The states of all cells, for the next step.
+            What recurrent layers and causal convolutions carry to the next step: states, and inputs of earlier steps.
 
         Raises
         ------
@@ -360,7 +361,7 @@ class Chain(Series):
     @property
     def n_carried(self) -> int:
         """The number of values that a sample carries from step to step."""
-        return self._stepping.n_carried if self._network.declaration.has_time_axis else 0
+        return self._stepping.n_carried if carries(self._network.declaration) else 0
 
     # Further derivatives
 

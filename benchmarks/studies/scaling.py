@@ -26,9 +26,8 @@ from benchmarks.harness.machine import describe
 from benchmarks.harness.timing import Criterion
 from chains import SGD, Adam, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, MSELoss, SquaredLoss, relu, tanh, train, σ
 from chains.backends import backend
-from chains.network.executables import check_comm
 from chains.program.recorder import Recorder
-from chains.support.communicator import words_of
+from chains.support.communicator import check_communicator, own, words_of
 
 # Latency in seconds and bytes a second of a message; `docs/scaling.md` names the sources.
 NETWORKS = {
@@ -90,7 +89,7 @@ def messages(comm: Any, numbers: int) -> Callable[[int], None]:
     sums = ops.external("p", (numbers,), role="state")
     ops.all_reduce(sums, sums)
     ops.fill(ops.external("value", (), role="output"), 0.0)
-    arrays = {"p": np.zeros(numbers, np.float32), "communicator": words_of(check_comm(comm), np.dtype(np.float32))}
+    arrays = {"p": np.zeros(numbers, np.float32), "communicator": words_of(own(check_communicator(comm)), np.dtype(np.float32))}
     native = backend("native")
     feed = native.feed(native.bind(ops.finish(), 1, arrays), {}, np.arange(1))
     return lambda count: void(feed(0, np.empty(count)))

@@ -51,8 +51,9 @@ def export(
 
     Its functions are ``model_forward(n, x, p, y)`` and ``model_vjp(n, x, p, dy, g, dx)``; with a `loss`
     ``model_loss(n, x, p, t, g, dx)``, which returns the loss; with an `optimizer` also ``model_step``, a training step;
-    recurrent networks have ``model_stream(n, x, p, carried, y, new_carried)``, one step of a sequence. All but the training
-    step are in the mode "eval". They allocate nothing and may be called from many threads. See docs/export.md.
+    networks with recurrent layers or causal convolutions have ``model_stream(n, x, p, carried, y, new_carried)``, one step of a
+    sequence. All but the training step are in the mode "eval". They allocate nothing and may be called from many threads. See
+    docs/export.md.
 
     Parameters
     ----------
@@ -75,8 +76,8 @@ def export(
     derivatives : sequence of "jvp", "jacobian" and "hessian"
         Functions of derivatives with respect to the inputs: ``model_jvp(n, x, p, dx, dy)``, those of the outputs along dx;
         ``model_jacobian(n, x, p, J)``, with J of shape (n, outputs, inputs); ``model_hessian(n, x, p, v, H)``, the second
-        derivatives of the sum of v times the outputs, with H of shape (n, inputs, inputs). With "jacobian", recurrent networks
-        have ``model_stream_jacobian(n, x, p, carried, J)`` too, of one step.
+        derivatives of the sum of v times the outputs, with H of shape (n, inputs, inputs). With "jacobian", networks
+        with ``model_stream`` have ``model_stream_jacobian(n, x, p, carried, J)`` too, of one step.
     target : str or list of str
         The processor and system: "native", or names such as "x86-64-v3" and "aarch64" (`chains.exporting.targets`), several in
         a list or separated by commas. Levels of x86-64 share a file, which chooses the level at run time; any other target has

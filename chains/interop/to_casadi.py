@@ -55,7 +55,7 @@ def to_casadi(
     given : int
         The number of last features of a sample that are a separate argument, `given`, such as parameters of a plant.
     step : bool
-        Whether the function is one step of a recurrent network, as `net.step`, rather than the whole sequence.
+        Whether the function is one step of a network along time, as `net.step`, rather than the whole sequence.
     samples : int
         The number of samples of a call, as columns. Derivatives are sparse, since samples do not depend on each other.
     path : path, optional

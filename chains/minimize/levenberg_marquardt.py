@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chains.minimize.stopping import EPSILON, PRECISE, is_square, way_down
+from chains.minimize.stopping import EPSILON, PRECISE, falls_little, is_square, way_down
 
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: a smaller tolerance costs more solutions of the equations, and gains nothing
@@ -78,6 +78,10 @@ class LevenbergMarquardt:
         """Whether the residuals are at right angles to the columns of J; see `stopping`."""
         way = way_down(self.p, self.g, self._low, self._high)
         return is_square(self.g, self._columns, way, self.value, self._start, gtol)
+
+    def stalls(self, before: float, ftol: float) -> bool:
+        """Whether the last step, which began at the value `before`, lowered it by little."""
+        return falls_little(self.fall, before, self.value, ftol)
 
     def _length(self, d: np.ndarray) -> float:
         return math.sqrt(float(d @ (self._scale * d)))

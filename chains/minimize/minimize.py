@@ -21,7 +21,7 @@ from chains.minimize.projected import ProjectedQuasiNewton
 from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, QuasiNewton, bfgs, self_scaled_broyden
 from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
-from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES, falls_little
+from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES
 from chains.minimize.units import InUnits, SumInUnit, warn_of_spread
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
@@ -180,6 +180,7 @@ class Point(Protocol):
     fall: float
 
     def has_converged(self, gtol: float) -> bool: ...
+    def stalls(self, before: float, ftol: float) -> bool: ...
 
     def step(self) -> str: ...
 
@@ -307,7 +308,7 @@ def _steps(settings: Settings, point: Point, follow: Callable[[], None]) -> tupl
         if reason := point.step():
             return reason, iteration
         follow()
-        if falls_little(point.fall, before, point.value, settings.ftol):
+        if point.stalls(before, settings.ftol):
             return FALLS_LITTLE, iteration + 1
     return CONVERGED if point.has_converged(settings.gtol) else LIMIT, settings.maxiter
 

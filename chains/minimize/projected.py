@@ -11,7 +11,7 @@ import numpy as np
 
 from chains.minimize.levenberg_marquardt import at_bounds
 from chains.minimize.quasi_newton import DECREASE, MAX_TRIES, Array, Direction, Function
-from chains.minimize.stopping import EPSILON, PRECISE, change_within, settles, sizes_at
+from chains.minimize.stopping import EPSILON, PRECISE, Slope, change_within, sizes_at
 
 MIN_CURVATURE = 1e-10  # of a pair: s'y relative to |s| |y|
 
@@ -25,12 +25,16 @@ class ProjectedQuasiNewton:
         self.fall = math.inf  # of the value, in the last step
         self.p = p
         self.value, self.g = function(p)
-        self._start, self._sizes = self.value, sizes_at(p, self.g)
+        self._start, self._sizes, self._slope = self.value, sizes_at(p, self.g), Slope()
+        self._slope.look(change_within(p, self.g, self._sizes, low, high))
 
     def has_converged(self, gtol: float) -> bool:
         """Whether the gradient within the bounds, and the last step, promise no lower value; see `stopping`."""
-        change = change_within(self.p, self.g, self._sizes, self._low, self._high)
-        return settles(change, self.fall, self.value, self._start, gtol)
+        return self._slope.settles(self.fall, self.value, self._start, gtol)
+
+    def stalls(self, before: float, ftol: float) -> bool:
+        """Whether the last step, which began at the value `before`, lowered it by little; see `stopping`."""
+        return self._slope.stalls(self.fall, before, self.value, ftol)
 
     @property
     def state(self) -> Array:
@@ -52,6 +56,7 @@ class ProjectedQuasiNewton:
             first = 1.0 if scaled else min(1.0, 1.0 / max(float(abs(d).sum()), 1e-300))
             found, promised = self._search(d, first)
             if found:
+                self._slope.look(change_within(self.p, self.g, self._sizes, self._low, self._high))
                 return ""
         return (
             PRECISE if promised <= math.sqrt(EPSILON) * abs(self.value) else "no lower value was found along the projected line"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import backend
-from chains.minimize.stopping import EPSILON, PRECISE, change_along, settles, sizes_at
+from chains.minimize.stopping import EPSILON, PRECISE, Slope, change_along, sizes_at
 from chains.support.memory import HOST, memory_of
 
 Array = Any
@@ -231,6 +231,8 @@ class QuasiNewton:
         self.p = p
         self.value, self.g = self._evaluate(p)
         self._start, self._latest, self._sizes = self.value, math.inf, sizes_at(p, self.g)
+        self._slope = Slope()
+        self._slope.look(change_along(p, self.g, self._sizes))
         # How much the last step lowered the value; for a model that knows nothing, what makes the step about 1 long.
         self.fall = math.inf if knows else self._first_fall()
 
@@ -259,6 +261,7 @@ class QuasiNewton:
             return "no lower value was found along the line, though the gradient promises one"
         self._direction.learn(step * d, self.g - g, self.g, -step * step * slope)
         self.fall = self._latest = before - self.value
+        self._slope.look(change_along(self.p, self.g, self._sizes))
         return ""
 
     def _first_fall(self) -> float:
@@ -306,8 +309,11 @@ class QuasiNewton:
 
     def has_converged(self, gtol: float) -> bool:
         """Whether the gradient, and the last step, promise no lower value; see `stopping`."""
-        change = change_along(self.p, self.g, self._sizes)
-        return settles(change, self._latest, self.value, self._start, gtol)
+        return self._slope.settles(self._latest, self.value, self._start, gtol)
+
+    def stalls(self, before: float, ftol: float) -> bool:
+        """Whether the last step, which began at the value `before`, lowered it by little; see `stopping`."""
+        return self._slope.stalls(self._latest, before, self.value, ftol)
 
     def _evaluate(self, p: Array) -> tuple[float, Array]:
         self.calls += 1

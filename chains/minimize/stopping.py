@@ -1,6 +1,7 @@
 """When a descent has converged: rules that do not depend on the unit of the loss.
 
-`gtol` compares the loss with what the gradient promises: the change of the value if a parameter moves by its size. For sums of
+`gtol` compares the loss with what the gradient promises, the change of the value if a parameter moves by its size; this must
+also be less than at other points. For sums of
 squares, this size is known from the Jacobian, and the promise is a cosine. `ftol` compares the value with its falls. Machine
 code for "LM" has the same rules: `chains.backends.native.runtime.levenberg_marquardt`.
 
@@ -11,12 +12,14 @@ sums of squares, MINPACK's lmder (Moré 1978).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.support.memory import memory_of, on_host
 
+GENTLE = 0.03  # of the largest slope: below it, small falls of the value say that a minimum is near
 EPSILON = float(np.finfo(np.float64).eps)
 FLOOR = EPSILON  # of the value at the start: lower values count as this, since a minimum may be zero
 CONVERGED, FALLS_LITTLE = "the gradient is below `gtol`", "the value falls by less than `ftol`"
@@ -46,22 +49,42 @@ def sizes_at(p: Any, g: Any) -> Any:
     return memory_of(p).contiguous(np.where(start > 0.0, start, mean or 1.0))
 
 
-def settles(change: float, fall: float, value: float, start: float, gtol: float) -> bool:
-    """Whether a quasi-Newton method has converged: neither `change` nor the last `fall` is more than `gtol` of the loss.
+@dataclass
+class Slope:
+    """The largest change of the value, to first order, if a parameter moves by its size: now, and the most so far."""
 
-    `change` is the largest change of the value, to first order, if a parameter moves by its size. The loss is the geometric
-    mean of the value and that at the start: the first alone is too little where a minimum is near zero, the second too much
-    after a poor start. The fall counts since sizes at the start may be far from those at the minimum.
-    """
-    most = gtol * math.sqrt(scale_of(value, start) * max(abs(value), abs(start)))
-    return change <= most and (fall <= most or change == 0.0)
+    now: float = math.inf
+    most: float = 0.0
+
+    def look(self, change: float) -> None:
+        """Take note of the change at a point."""
+        self.now, self.most = change, max(self.most, change)
+
+    def settles(self, fall: float, value: float, start: float, gtol: float) -> bool:
+        """Whether a quasi-Newton method has converged: the change is at most `gtol` of the loss, and the last `fall` of the value.
+
+        The loss is the geometric mean of the value and that at the start: the first alone is too little where a minimum is near
+        zero, the second too much after a poor start. Parameters that are far from the size that they need promise little
+        everywhere, so the change must also have become less than at other points, by the root of `gtol`.
+        """
+        if self.now == 0.0:
+            return True
+        scale = scale_of(value, start)
+        loss = math.sqrt(scale * max(abs(value), abs(start)))
+        return self.now <= min(gtol * loss, math.sqrt(gtol) * self.most) and fall <= gtol * scale
+
+    def stalls(self, fall: float, before: float, value: float, ftol: float) -> bool:
+        """Whether the value falls little, where the slope is gentle: first steps may be short on a steep one."""
+        return falls_little(fall, before, value, ftol) and self.now <= GENTLE * self.most
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of points far away, from which minimisers step back
 def change_along(p: Any, g: Any, sizes: Any) -> float:
     """The largest change of the value, to first order, if a parameter moves by its size here and at the start."""
     return float((abs(g) * (abs(p) + sizes)).max()) if p.size else 0.0
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def change_within(p: np.ndarray, g: np.ndarray, sizes: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
     """As `change_along`, if a parameter moves downhill, and at most to its bound."""
     return float((abs(g) * np.minimum(way_down(p, g, low, high), abs(p) + sizes)).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""Recurrent networks called step by step; see `Chain.step`."""
+"""Networks along time called step by step; see `Chain.step`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.layers.stepwise import Carried, carried_by, stepwise
+from chains.layers.stepwise import Carried, carried_by, carries, check_steps, place_carried, stepwise
 from chains.network import checks, executables, record
 from chains.network.network import Network
 from chains.program.program import Program
@@ -20,20 +20,24 @@ from chains.support.memory import memory_of
 
 
 class Stepping:
-    """A recurrent network at one step. Raises ValueError for a network that needs more than one step at a time."""
+    """A network along time at one step. Raises ValueError for a network that needs more than one step at a time."""
 
     def __init__(self, whole: Network) -> None:
-        if not whole.declaration.has_time_axis:
-            raise ValueError("this network has no recurrent layer: it is called as a whole, net(x, p)")
+        if not carries(whole.declaration):
+            raise ValueError(
+                "this network has no recurrent layer and no causal convolution of several steps: "
+                "it is called as a whole, net(x, p)"
+            )
         self.whole = whole
-        self.network = whole.part(stepwise(whole.declaration.layer), whole.input_shape[1:])
+        self.network = whole.part(stepwise(whole.declaration), whole.input_shape[1:])
         same = [(e.name, e.shape) for e in self.network.layout] == [(e.name, e.shape) for e in whole.layout]
         if not same or self.network.state_layout.size:
             raise ValueError("this network has layers whose parameters or state depend on the number of steps")
+        check_steps(whole.declaration, self.network.declaration, whole.input_shape[0])
 
     @lazy
     def carried(self) -> list[Carried]:
-        """The arrays that the cells carry from step to step."""
+        """The arrays that the layers carry from step to step."""
         return carried_by(self.network.declaration)
 
     @property
@@ -66,12 +70,7 @@ class Stepping:
         y = ops.external("y", network.output_shape, role=role, batched=True)
         old = ops.external("carried", (self.n_carried,), role="input", batched=True)
         new = ops.external("new carried", (self.n_carried,), role=role, batched=True)
-        by_cell: dict[int, list[Carried]] = {}
-        for each in self.carried:
-            by_cell.setdefault(each.cell, []).append(each)
-        for cell in by_cell.values():
-            for end in (old, new):
-                ops.carried += [end.slice(1, each.start, each.stop).reshape(*each.shape) for each in cell]
+        place_carried(ops, network.declaration, [old, new])
         record.node_of(ops, network, p).forward(ops, x, y)
         return x, old, y, new
 

@@ -47,7 +47,7 @@ class Recorder:
         self.parallel = parallel
         self.lengths: View | None = None  # the number of steps of each sample, if the caller gives lengths
         self.output_lengths: View | None = None  # likewise of its output, if samples have no time axis
-        self.carried: list[View] = []  # in a single step: the views that each cell reads and writes, in order
+        self.carried: dict[Any, list[list[View]]] = {}  # in a single step, by layer: the arrays before it, those after it, ...
         self.operations: list[Operation] = []
         self._buffers: dict[str, View] = {}
         self._constants: dict[str, list[View]] = {}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import GRU, LSTM, BatchNorm, Chain, Dense, relu, tanh
+from chains import GRU, LSTM, BatchNorm, CausalConv, Chain, Dense, relu, tanh
 from tests.exporting.support import compare, data, interface, loaded, tool
 from tests.exporting.test_c_source import built
 from tests.exporting.test_c_source import compare as compare_c
@@ -131,17 +131,24 @@ def test_state_and_baked_parameters():
     np.testing.assert_allclose(wanted, net.input_jacobian(p, arrays["x"], state=state), rtol=1e-12, atol=1e-13)
 
 
+STEPS = {
+    "recurrent": (LSTM(3, 4, return_sequences=True), Dense(4, 5, tanh), GRU(5, 2), Dense(2, 3)),
+    "convolutions": (CausalConv(3, 2, 3, tanh, dilation=2), CausalConv(2, 3, 2, tanh), GRU(3, 2), Dense(2, 3)),
+}
+
+
 @pytest.mark.parametrize("made", ["object", "C99"])
-def test_jacobians_of_steps_make_that_of_a_sequence(made, tmp_path):
-    net = Chain(LSTM(3, 4, return_sequences=True), Dense(4, 5, tanh), GRU(5, 2), Dense(2, 3), input_shape=(6, 3))
+@pytest.mark.parametrize("layers", STEPS.values(), ids=STEPS)
+def test_jacobians_of_steps_make_that_of_a_sequence(layers, made, tmp_path):
+    net = Chain(*layers, input_shape=(6, 3))
     p, x = net.init(1, dtype="float64"), np.random.default_rng(0).normal(size=(7, 6, 3))
     given = interface(net, "float64", derivatives=("jacobian",))
     functions = loaded(given) if made == "object" else built(given, tmp_path)
-    carried, chained = np.zeros((7, 10)), []  # derivatives of the carried states by the inputs of each step so far
+    carried, chained = np.zeros((7, net.n_carried)), []  # derivatives of the carried states by the inputs of each step so far
     for step in range(6):
         taken = {"x": x[:, step].copy(), "p": p, "carried": carried}
         jacobian, found = functions("stream_jacobian", 7, **taken)["J"], functions("stream", 7, **taken)
-        assert jacobian.shape == (7, 3 + 10, 3 + 10)
+        assert jacobian.shape == (7, 3 + net.n_carried, 3 + net.n_carried)
         last = [*(jacobian[:, :3, 3:] @ each for each in chained), jacobian[:, :3, :3]]
         chained = [*(jacobian[:, 3:, 3:] @ each for each in chained), jacobian[:, 3:, :3]]
         carried = found["new_carried"]

@@ -1,11 +1,11 @@
-"""Recurrent networks, a step a call: the next one goes on with what a call has left."""
+"""Networks along time, a step a call: the next one goes on with what a call has left."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, RNN, Chain, Dense, Flatten, LayerNorm, tanh
+from chains import GRU, LSTM, RNN, CausalConv, Chain, Dense, Flatten, LayerNorm, Residual, tanh
 from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
 from tests.exporting.support import interface, loaded
@@ -29,6 +29,32 @@ def test_steps_one_by_one_are_the_sequence(made, tmp_path):
     carried, outputs = np.zeros((7, 10), np.float32), []
     for step in range(6):
         found = functions("stream", 7, x=x[:, step], p=p, carried=carried)
+        carried = found["new_carried"]
+        outputs.append(found["y"])
+    close(np.stack(outputs, axis=1), net(x, p))
+
+
+CONVOLUTIONS = {
+    "one": (CausalConv(3, 4, 3),),
+    "dilated": (CausalConv(3, 4, 2, "gelu", dilation=3), Dense(4, 2, tanh)),
+    "several": (CausalConv(3, 4, 2, "relu"), CausalConv(4, 2, 3, dilation=2, bias=False), CausalConv(2, 2, 1)),
+    "residual": (Residual(CausalConv(3, 3, 2, tanh, dilation=2), LayerNorm(3)), Residual(CausalConv(3, 3, 3))),
+    "after GRU": (GRU(3, 4, return_sequences=True), CausalConv(4, 2, 3)),
+    "before GRU": (CausalConv(3, 4, 2, "silu"), GRU(4, 3, return_sequences=True), Dense(3, 2)),
+}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("made", ["object", "C99"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_steps_of_convolutions_are_the_sequence(name, made, tmp_path):
+    net = Chain(*CONVOLUTIONS[name], input_shape=(8, 3))
+    p, x = net.init(1), np.random.default_rng(0).normal(size=(3, 8, 3)).astype(np.float32)
+    functions = loaded(interface(net)) if made == "object" else built(interface(net), tmp_path)
+    carried, outputs = np.zeros((3, net.n_carried), np.float32), []
+    assert functions.number("n_carried") == net.n_carried
+    for step in range(8):
+        found = functions("stream", 3, x=x[:, step], p=p, carried=carried)
         carried = found["new_carried"]
         outputs.append(found["y"])
     close(np.stack(outputs, axis=1), net(x, p))
@@ -62,8 +88,9 @@ def test_a_step_needs_little_memory_where_the_sequence_needs_much(made):
         Chain(Dense(3, 2)),
         Chain(GRU(3, 2, bidirectional=True), input_shape=(4, 3)),
         Chain(GRU(3, 2, return_sequences=True), Flatten(), Dense(8, 2), input_shape=(4, 3)),
+        Chain(CausalConv(3, 2, 2), Flatten(), input_shape=(4, 3)),
     ],
-    ids=["none", "bidirectional", "flattened"],
+    ids=["none", "bidirectional", "flattened", "flattened-convolution"],
 )
 def test_there_is_no_stream_where_steps_do_not_follow_one_another(net):
     assert "stream" not in [call.name for call in interface(net).calls]

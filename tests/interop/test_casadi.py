@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, BatchNorm, Chain, Dense, Embedding, MaxPool, tanh
+from chains import GRU, LSTM, BatchNorm, CausalConv, Chain, Dense, Embedding, MaxPool, Parallel, Residual, tanh
 from chains.interop import to_casadi
 from chains.layers.stepwise import joined
 from chains.network.network import network_of
@@ -118,10 +118,34 @@ def test_a_step_has_the_values_of_net_step_and_exact_derivatives():
     np.testing.assert_allclose(hessian, gradients, atol=1e-9)
 
 
+def test_a_step_of_convolutions_has_the_values_of_net_step():
+    net = Chain(Residual(CausalConv(2, 2, 3, tanh, dilation=2)), CausalConv(2, 1, 2), input_shape=(6, 2))
+    p, rng = net.init(1, dtype="float64"), np.random.default_rng(0)
+    x, carried = rng.normal(size=(1, 2)), rng.normal(size=(1, net.n_carried))
+    F = to_casadi(net, p, step=True)
+    for found, wanted in zip(F(x.T, carried.T), net.step(x, p, carried), strict=True):
+        np.testing.assert_array_equal(found.full().T, wanted)
+    jacobian = np.concatenate([each.full() for each in F.jacobian()(x.T, carried.T, 0, 0)[1::2]])  # by what is carried
+    shifts = (F(x.T, carried.T + e[:, None]) for e in 1e-6 * np.eye(net.n_carried))
+    values = np.array([np.concatenate([each.full()[:, 0] for each in shift]) for shift in shifts])
+    base = np.concatenate([each.full()[:, 0] for each in F(x.T, carried.T)])
+    np.testing.assert_allclose(jacobian, (values - base).T / 1e-6, atol=1e-5)
+
+
 def test_the_pullback_of_a_step():
     net = Chain(LSTM(2, 2, return_sequences=True, initial_state="parameter"), GRU(2, 3), Dense(3, 2), input_shape=(4, 2))
     one = Stepping(network_of(net)).network
     check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(2 + 7,)), backends=["numpy"])
+
+
+def test_the_pullback_of_a_step_of_convolutions():
+    """Of layers next to each other too, whose pullbacks are not in the opposite order of their forward passes."""
+    beside = Parallel(CausalConv(2, 3, 2), LSTM(2, 2, return_sequences=True), axis=-1)
+    around = Residual(CausalConv(5, 5, 3, tanh, dilation=2), shortcut=GRU(5, 5, return_sequences=True))
+    net = Chain(beside, around, CausalConv(5, 1, 1), input_shape=(4, 2))
+    one = Stepping(network_of(net)).network
+    assert net.n_carried == 2 + 4 + 20 + 5
+    check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(2 + 31,)), backends=["numpy"])
 
 
 def problem(F, horizon):

@@ -177,3 +177,33 @@ def test_units_are_of_parameters_that_are_unlike():
     p = np.array([1.0, 2.0 * UNLIKE])
     assert InUnits(lambda p: (2.0, 1.0 / p), p, always=False).units.tolist() == [1.0, 32.0]
     assert (InUnits(lambda p: (2.0, np.ones(2)), p, always=False).units == 1.0).all()  # the first one hardly matters
+
+
+@pytest.mark.parametrize("method", ["BFGS", "SSBroyden", "L-BFGS"])
+def test_targets_far_from_the_size_of_parameters_are_no_minimum(method):
+    """Steps as long as the parameters change such a loss by little everywhere, which is no convergence."""
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    net = Chain(Dense(2, 8, tanh), Dense(8, 1))
+    objective = net.objective(x, 1e6 * np.tanh(x[:, :1] * x[:, 1:]), SquaredLoss())
+    start = net.init(seed=0, dtype=np.float64)
+    found = minimize(objective, start, method, maxiter=500)
+    assert found.nit > 50
+    assert found.fun < 0.8 * objective(start)[0]
+
+
+@pytest.mark.parametrize("method", ["BFGS", "SSBroyden", "L-BFGS"])
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_a_decay_in_any_unit_of_its_data(method, unit):
+    """From starts that are far away in other units."""
+    t = np.linspace(0.0, 4.0, 40)
+    data = 2.5 * np.exp(-0.8 * t) + 0.02 * np.random.default_rng(1).normal(size=40)
+
+    def loss(p):
+        wave = np.exp(-p[1] * t)
+        r = p[0] * wave - unit * data
+        return 0.5 * float(r @ r), np.array([r @ wave, -(r * p[0] * t) @ wave])
+
+    best = minimize(loss, np.array([2.5 * unit, 0.8]), "BFGS", gtol=1e-9).fun
+    found = minimize(loss, np.array([1.0, 1.0]), method)
+    assert found.success
+    assert found.fun < 1.01 * best
