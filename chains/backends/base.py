@@ -27,6 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 # Arrays up to this size are copied to and from the private arrays of a bound program. For larger arrays, the program is
 # bound again, which takes about 0.1 ms.
 COPIED_BYTES = 1 << 20
+TRIED_BATCH = 2  # of a bind that shows whether a backend can run a program; arrays of one sample hide strides
 
 
 class UnsupportedOperationError(NotImplementedError):
@@ -161,7 +162,8 @@ class Backend(ABC):
     dtypes : tuple of type
         The types of parameters with which it computes.
     slower : Backend, optional
-        The backend for programs that this one cannot run. A FallbackWarning then says why. Without it, they are refused.
+        The backend for programs that this one cannot run: those that `unsupported` has a reason for, and those for which `bind`
+        raises UnsupportedOperationError at batch size 2. A FallbackWarning then says why. Without it, they are refused.
     rounding : dict of float
         The error of a short computation by the name of its type, relative to the largest result. `chains.testing.check_backend`
         holds the backend to it.
@@ -201,14 +203,20 @@ class Backend(ABC):
 
     def choose(self, program: Program) -> Backend:
         """The backend that runs this program: this one, or `slower`."""
-        if self.slower is None or (reason := self.unsupported(program)) is None:
+        if self.slower is None or (reason := self.fallback(program)) is None:
             return self
         warnings.warn(f"{self.slower.name} runs the program '{program.name}': {reason}", FallbackWarning, stacklevel=2)
         return self.slower.choose(program)
 
     def fallback(self, program: Program) -> str | None:
         """The reason, a sentence, why `choose` gives a program to a slower backend; None if it does not."""
-        return None if self.slower is None else self.unsupported(program)
+        if self.slower is None or (reason := self.unsupported(program)) is not None:
+            return None if self.slower is None else reason
+        try:
+            self.bind(program, TRIED_BATCH, {})
+        except UnsupportedOperationError as error:
+            return str(error)
+        return None
 
     def unsupported(self, program: Program) -> str | None:
         """The reason why the backend cannot run a program, a sentence with operation and layer; None if it can."""

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from chains.backends.array_api import ArrayBackend
+from chains.backends.array_api.library import LIKELY
 from chains.backends.auto import NOT_LOADED, AutoBackend
 from chains.backends.base import Backend
 from chains.backends.cupy_settings import Cupy
@@ -121,11 +122,16 @@ def _maker(chosen: Any) -> Callable[[], Backend]:
     if isinstance(chosen, str) and ":" in chosen:
         library, _, device = chosen.partition(":")
         return partial(ArrayBackend, library, device)
+    if isinstance(chosen, type) and issubclass(chosen, Backend):
+        raise ValueError(f"unknown `backend` (={shown(chosen)}): pass an instance, as in backend={chosen.__name__}()")
     known = [*_BACKENDS, *(name for name in _distributed() if name not in _BACKENDS)]
     hint = meant(chosen, known) if isinstance(chosen, str) else ""
     if chosen is Cupy or str(chosen).startswith("cupy-"):
         hint = "; settings of the GPU backend are an object, such as backend=chains.backends.Cupy(precision='tf32')"
-    raise ValueError(f"unknown `backend` (={shown(chosen)}): choose one of {', '.join(map(repr, known))}{hint}")
+    raise ValueError(
+        f"unknown `backend` (={shown(chosen)}): choose one of {', '.join(map(repr, known))}, "
+        f"a library with its device {LIKELY}, or a name given by chains.backends.register(){hint}"
+    )
 
 
 def _of_distribution(entry: EntryPoint) -> Backend:

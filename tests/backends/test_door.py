@@ -13,8 +13,9 @@ import pytest
 import chains
 from chains import Chain, Dense, SquaredLoss, tanh, train
 from chains.backends import Backend, FallbackWarning, NumpyBackend, UnsupportedOperationError, register, registry
+from chains.backends.numpy.lowerings import LOWERINGS
 from chains.program import operations as ops
-from chains.testing import check_gradients, listing, usable_backends
+from chains.testing import check_backend, check_gradients, listing, usable_backends
 
 X, T = np.ones((4, 3)), np.zeros((4, 2))
 
@@ -120,8 +121,16 @@ def test_unknown_names_are_refused_with_the_known_ones(door):
     register("mine", Counting())
     with pytest.raises(ValueError, match=r"unknown `backend` \(='mime'\).*'mine'.*did you mean"):
         net_on("mime")
-    with pytest.raises(ValueError, match="unknown `backend`"):
+    with pytest.raises(ValueError, match=r"unknown `backend` \(=.*Counting.*pass an instance, as in backend=Counting\(\)"):
         net_on(Counting)
+    with pytest.raises(ValueError, match=r"choose one of 'auto'.*'torch:cuda'.*given by chains.backends.register\(\)$"):
+        net_on("elsewhere")
+
+
+def test_a_library_without_the_device_is_refused_with_names_that_work():
+    pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"'torch' cannot be used on the device 'cpuu'.*; choose one such as 'torch:cpu'"):
+        net_on("torch:cpuu")
 
 
 @pytest.mark.parametrize("value", ["tests.backends.test_door:Counting", "tests.backends.test_door:INSTANCE"])
@@ -177,6 +186,18 @@ def test_what_a_backend_lacks_is_refused_by_name():
     net_of_products = Chain(Dense(3, 2, bias=False), backend=Products())
     assert net_of_products(X, net_of_products.init(dtype=np.float64)).shape == (4, 2)
     assert "cannot run the operation `map` of 0.Dense" in net.backend.unsupported(net.program())
+    with pytest.raises(UnsupportedOperationError, match=r"'products' cannot run the operation `map` of 0.Dense"):
+        net(X, net.init(dtype=np.float64))
+
+
+def test_a_backend_that_claims_nothing_runs_nothing():
+    class Nothing(NumpyBackend):
+        name = "nothing"
+        lowered = frozenset()
+
+    net = Chain(Dense(3, 2, bias=False), backend=Nothing())
+    with pytest.raises(UnsupportedOperationError, match=r"'nothing' cannot run the operation `matmul` of 0.Dense"):
+        net(X, net.init(dtype=np.float64))
 
 
 def test_a_slower_backend_runs_what_a_backend_lacks():
@@ -190,6 +211,77 @@ def test_a_slower_backend_runs_what_a_backend_lacks():
         with pytest.raises(FallbackWarning, match=r"numpy runs the program .*cannot run the operation `map`"):
             net(X, p)
     np.testing.assert_array_equal(net_on(Partial())(X, p), net_on("numpy")(X, p))
+
+
+class WithFunction(NumpyBackend):
+    """NumPy, with one entry in `functions`."""
+
+    name = "mine"
+
+    def __init__(self, function, kind=ops.MatMul, slower=None):
+        super().__init__()
+        self.functions = {kind: function}
+        self.slower = slower
+
+
+def raising(error):
+    def function(memory, operation):
+        raise error
+
+    return function
+
+
+def single_rows_only(memory, operation):
+    if len(memory.array(operation.outs[0])) > 1:
+        raise NotImplementedError("several rows")
+    return LOWERINGS[type(operation)](memory, operation)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (raising(UnsupportedOperationError("no products")), "no products"),
+        (raising(NotImplementedError("too small")), "'mine' cannot run the operation `matmul` of 0.Dense.*: too small"),
+        (single_rows_only, "'mine' cannot run the operation `matmul` of 0.Dense.*: several rows"),
+    ],
+    ids=["unsupported", "not implemented", "several rows"],
+)
+def test_a_function_that_refuses_an_operation_leaves_the_program_to_the_slower_backend(function, why):
+    net, p = net_on(WithFunction(function, slower=NumpyBackend())), net_on("numpy").init(seed=0, dtype=np.float64)
+    with pytest.warns(FallbackWarning, match=f"numpy runs the program .*{why}"):
+        y = net(X, p)
+    np.testing.assert_array_equal(y, net_on("numpy")(X, p))
+    assert why.split(": ")[-1] in net.backend.fallback(net.program())
+    with pytest.raises(UnsupportedOperationError, match=why):
+        net_on(WithFunction(function))(X, p)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("matmul", r"`functions` of backend 'mine' has the key 'matmul'.*operations.MatMul; did you mean `MatMul`\?"),
+        (ops.Window, "has the key <class .*Window'>, which must be a class of operations"),
+        (3, "has the key 3, which must be a class of operations"),
+    ],
+)
+def test_a_function_for_no_operation_is_refused(kind, message):
+    net = net_on(WithFunction(lambda memory, operation: [], kind))
+    with pytest.raises(TypeError, match=message):
+        net(X, net_on("numpy").init(dtype=np.float64))
+    with pytest.raises(AssertionError, match="has the key"):
+        check_backend(net.backend, only="operations: copy*")
+
+
+@pytest.mark.parametrize("result", [None, print, [None], "calls"], ids=str)
+def test_a_function_that_returns_no_calls_is_refused(result):
+    net = net_on(WithFunction(lambda memory, operation: result))
+    with pytest.raises(TypeError, match=r"function of backend 'mine' for the operation `matmul` returned .*must return a list"):
+        net(X, net_on("numpy").init(dtype=np.float64))
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="`functions` of backend 'mine' has None for MatMul, not a function"):
+        net_on(WithFunction(None))(X, net_on("numpy").init(dtype=np.float64))
 
 
 def test_types_that_a_backend_lacks_are_refused_by_name():

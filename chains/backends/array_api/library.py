@@ -20,6 +20,7 @@ Array = Any  # an array of the library
 _COMPATIBLE = ("numpy", "torch", "cupy", "dask.array")  # array_api_compat adds what these lack
 _ERF = {"torch": "torch", "cupy": "cupyx.scipy.special", "jax.numpy": "jax.scipy.special"}
 _NARROW = {"float64": "float32", "int64": "int32"}
+LIKELY = "such as 'torch:cpu', 'torch:cuda', 'cupy:cuda' or 'jax.numpy:cpu'"  # as `backend=`
 _LIKELY = "such as 'torch', 'cupy', 'jax.numpy' or 'array_api_strict'"
 
 
@@ -150,7 +151,8 @@ def library(name: str, device: str | None) -> Library:
         made.narrow = not _has_float64(made)
     except Exception as error:  # each library raises its own errors for a device that it does not have
         where = "" if device is None else f" on the device {device!r}"
-        raise ValueError(f"the array library {name!r} cannot be used{where}: {error}; choose one {_LIKELY}") from error
+        likely = _LIKELY if device is None else LIKELY
+        raise ValueError(f"the array library {name!r} cannot be used{where}: {error}; choose one {likely}") from error
     return made
 
 
