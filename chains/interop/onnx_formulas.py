@@ -73,7 +73,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Cast": lambda a, x: x,  # among equal types
     "Tan": lambda a, x: FUNCTIONS["sin"](x) / FUNCTIONS["cos"](x),
 }
-AFFINE = ("Add", "Sub", "Mul", "Div", "Sum")  # with arrays of length 1 they are layers, since these may be trained
+AFFINE = ("Add", "Sub", "Mul", "Div", "Sum")  # with arrays of length 1 they may be layers, since these may be trained
 
 
 def formula(graph: Graph, end: str, single: bool = True) -> tuple[str, list[Part]] | None:
@@ -129,7 +129,7 @@ def _named(function: Callable[[Any], Any]) -> Activation:
 def _above(graph: Graph, end: str, single: bool) -> str | None:
     """The start of the paths to a node, if only operations on single numbers are on them."""
     node = graph.nodes.get(end)
-    if node is None or not _elementwise(graph, node, single):
+    if node is None or not _elementwise(graph, node, single) or _is_layer(graph, node):
         return None
     start = graph.sources[end]
     if not graph.is_float(start):
@@ -153,3 +153,16 @@ def _elementwise(graph: Graph, node: Any, single: bool) -> bool:
 def _is_number(array: Any, rank: int, node: Any, single: bool) -> bool:
     has_axes = not (single and node.op_type in AFFINE)
     return array.size == 1 and array.ndim <= (rank + 1 if has_axes else 0) and array.dtype.kind in "fb"
+
+
+def _is_layer(graph: Graph, node: Any) -> bool:
+    """Whether a sum, difference, product or quotient with a constant of one entry is a layer, whose constant may be trained."""
+    data, sample = graph.data(node), graph.sample(node.output[0])
+    if node.op_type not in AFFINE or len(data) != 1 or len(node.input) != 2 or sample is None:
+        return False
+    if node.op_type == "Div" and node.input[0] != data[0]:
+        return False  # no layer divides a constant
+    (array,) = graph.constants(node)
+    is_sum = node.op_type in ("Add", "Sum") or (node.op_type == "Sub" and node.input[0] == data[0])
+    # An entry of a sample has an entry of the constant, unless the constant is repeated along all of its axes.
+    return 1 in sample[len(sample) - min(array.ndim, len(sample)) :] or (is_sum and graph.lacks_bias(data[0]))

@@ -17,6 +17,9 @@ COPYING = {
     "DepthToSpace", "SpaceToDepth", "Resize", "Upsample",
 }  # fmt: skip
 
+CONVOLUTIONS = ("Conv", "ConvTranspose")
+PRODUCTS = ("MatMul", "Gemm", *CONVOLUTIONS)
+
 
 class Graph:
     """The nodes by their outputs, with the array that each comes from.
@@ -119,6 +122,16 @@ class Graph:
             found.append(node)
             (name,) = self.data(node)
         return found
+
+    def lacks_bias(self, name: str) -> bool:
+        """Whether an array is the product of a layer with one output, to which a number may be added as its bias."""
+        node, sample = self.nodes.get(name), self.sample(name)
+        if node is None or node.op_type not in PRODUCTS or not sample or self.data(node) != [node.input[0]]:
+            return False
+        weight = self.arrays.get(node.input[1])
+        if weight is None or weight.ndim < 2 or any(node.input[2:]):
+            return False
+        return sample[0 if node.op_type in CONVOLUTIONS else -1] == 1
 
     def between(self, start: str, end: str) -> list[Any]:
         """The nodes on the paths from `start` to `end`, each after the nodes of its inputs."""

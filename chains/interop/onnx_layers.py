@@ -6,6 +6,7 @@ their parameters. It raises ValueError for settings without a counterpart; the r
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,16 +140,25 @@ def _full(array: np.ndarray, sample: SampleShape) -> np.ndarray:
 
 def _shift(c: Call, array: np.ndarray, before: Part | None) -> list[Part]:
     """The bias of the product before; else a positional encoding, or a shift."""
-    layer, row = before.layer if before is not None else None, array
-    while row.ndim > 1 and len(row) == 1:
-        row = row[0]
-    if before is not None and isinstance(layer, layers.Dense) and not layer.bias and row.shape == (layer.outputs,):
-        before.layer = layers.Dense(layer.inputs, layer.outputs)
-        before.params.append(row)
+    if before is not None and (biased := _biased(before.layer, array, c.sample)) is not None:
+        before.layer = biased
+        before.params.append(array.reshape(-1))
         return []
     if array.ndim == 2 and array.shape == c.sample and np.array_equal(array, sinusoids(*array.shape).astype(array.dtype)):
         return [Part(layers.PositionalEncoding())]
     return [Part(layers.Shift(), [_full(array, c.sample)])]
+
+
+def _biased(layer: layers.Layer, array: np.ndarray, sample: SampleShape) -> layers.Layer | None:
+    """The layer with a bias, if it has none and adding the array to a sample of its output is one."""
+    if not isinstance(layer, (layers.Dense, layers.Conv, layers.ConvTranspose)) or layer.bias:
+        return None
+    shape = (1,) * (len(sample) - array.ndim) + array.shape
+    if array.size != layer.outputs or shape[-1 if isinstance(layer, layers.Dense) else 0] != layer.outputs:
+        return None
+    biased = copy.copy(layer)
+    biased.bias = True
+    return biased
 
 
 def _window(c: Call, size: tuple[int, ...]) -> dict[str, Any]:

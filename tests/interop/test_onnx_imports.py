@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains.interop import from_onnx
+from chains.interop import from_onnx, to_onnx
 from tests.campaign import imports
 
 onnx = pytest.importorskip("onnx")
@@ -117,6 +117,63 @@ EQUAL = {
 def test_models_of_others_are_read(name):
     nodes, shape, arrays, *opset = EQUAL[name]
     compared(model_of(nodes, shape, arrays, *opset))
+
+
+SUMS = {
+    "a sum": ("Add", ["a", "b"]), "a sum with the constant first": ("Add", ["b", "a"]), "a difference": ("Sub", ["a", "b"])
+}  # fmt: skip
+PRODUCTS = {"MatMul": ((4,), (4,)), "Gemm": ((4,), (4,)), "Conv": ((4, 6), (4, 3))}  # the shapes of x, and of a weight
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("operator", PRODUCTS)
+@pytest.mark.parametrize("name", SUMS)
+def test_a_constant_added_to_a_product_is_its_bias(name, operator, width):
+    shape, (inputs, *kernel) = PRODUCTS[operator]
+    weight = RNG.normal(size=(width, inputs, *kernel) if kernel else (inputs, width)).astype(np.float32)
+    bias = RNG.normal(size=(1, width, *(1 for _ in kernel))).astype(np.float32)
+    for b in (bias, bias[0], *([bias.reshape(())] if width == 1 else [])):
+        nodes = [(operator, ["x", "w"], ["a"]), (SUMS[name][0], SUMS[name][1], ["y"])]
+        net = compared(model_of(nodes, shape, {"w": weight, "b": b}))
+        assert (len(net.layers), net.n_params) == (1, weight.size + width)
+        assert net.layers[0].bias
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(
+    ("shape", "layers"),
+    [
+        ((2,), lambda n: (chains.Dense(2, 4, "tanh"), chains.Dense(4, n))),
+        ((2,), lambda n: (chains.Dense(2, n), chains.Dense(n, n))),
+        ((2,), lambda n: (chains.Dense(2, 4, "tanh"), chains.Dense(4, n), chains.Scale(), chains.Shift())),
+        ((2,), lambda n: (chains.Shift(), chains.Scale(), chains.Dense(2, n, "silu"))),
+        ((5, 2), lambda n: (chains.Dense(2, n, "tanh"), chains.Dense(n, n))),
+        ((2, 5), lambda n: (chains.Conv(2, n, (3,), "tanh"), chains.Flatten(), chains.Dense(3 * n, n))),
+        ((2, 5), lambda n: (chains.ConvTranspose(2, n, (3,)), chains.Scale())),
+    ],
+)  # fmt: skip
+def test_parameters_of_one_number_stay_parameters(shape, layers, width):
+    net = chains.Chain(*layers(width), input_shape=shape, backend="numpy")
+    rng = np.random.default_rng(2)
+    p, x = rng.normal(size=net.n_params).astype(np.float32), rng.normal(size=(4, *shape)).astype(np.float32)
+    back, q, _ = from_onnx(to_onnx(net, p), backend="numpy")
+    np.testing.assert_array_equal(q, p)
+    assert repr(back.layers) == repr(net.layers)
+    np.testing.assert_allclose(back(x, q), net(x, p), rtol=2e-6, atol=1e-6)
+
+
+def test_numbers_after_a_bias_are_an_activation():
+    """A surrogate of one output, whose scale and shift have no axes: they are fixed numbers."""
+    nodes = [
+        ("Gemm", ["x", "w", "b"], ["a"]), ("Mul", ["a", "s"], ["c"]), ("Add", ["c", "m"], ["y"]),
+    ]  # fmt: skip
+    net = compared(model_of(nodes, (4,), {"w": W[:, :1], "b": B[:1], "s": np.float32(2.0), "m": np.float32(0.5)}))
+    assert (len(net.layers), net.n_params) == (1, 5)
+
+
+def test_a_number_for_many_outputs_is_an_activation():
+    nodes = [("MatMul", ["x", "w"], ["a"]), ("Add", ["a", "b"], ["y"])]
+    assert compared(model_of(nodes, (4,), {"w": W, "b": B[:1]})).n_params == W.size
 
 
 @pytest.mark.parametrize(("operator", "layer"), [("Softmax", chains.Softmax()), ("LogSoftmax", chains.LogSoftmax())])
