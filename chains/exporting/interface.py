@@ -119,8 +119,8 @@ class Interface:
 
 
 def comment(text: str) -> str:
-    """The text in one line that ends no comment of C or Fortran: names in it may come from a file that is not trusted."""
-    return " ".join(text.split()).replace("*/", "* /")
+    """The text in one line that begins and ends no comment of C: names in it may come from a file that is not trusted."""
+    return " ".join(text.split()).replace("*/", "* /").replace("/*", "/ *")
 
 
 ABOUT = {

@@ -16,14 +16,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chains.minimize.stopping import EPSILON, PRECISE, falls_little, is_square, way_down
-
+EPSILON = float(np.finfo(np.float64).eps)
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: a smaller tolerance costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
 MAX_FACTORINGS = 50  # of a matrix that is not positive, by rounding; the damping grows tenfold after each
 
-STUCK = "no lower value was found at any damping, though the model promises one"
+CONVERGED, FALLS_LITTLE = "the gradient is below `gtol`", "the value falls by less than `ftol`"
+PRECISE, STUCK = (
+    "the precision of the values is reached",
+    "no lower value was found at any damping, though the model promises one",
+)
 INFINITE, SINGULAR = "the value or the gradient at `p` is infinite or NaN", "the Jacobian is infinite or NaN"
 
 
@@ -50,38 +53,28 @@ class LevenbergMarquardt:
         self.fall = 0.0  # of the value, in the last step
         self._low, self._high = low, high
         self._largest = np.zeros(len(p))
-        self._sizes: np.ndarray | None = None  # squared, of the parameters at the start
+        self._squares = p * p  # of the parameters at the start
+        self._sizes = np.maximum(self._squares, float(self._squares.sum()) / max(1, len(p)) or 1.0)
         self._look()
-        self._start = self.value
         self._least = len(p) * EPSILON  # the solver of singular equations
         self._damping = self._least
-        self._radius = self._tried = self._length(p) or math.sqrt(abs(self.value)) or 1.0
+        self._radius = self._tried = self._length(p) or 1.0
 
     def _look(self) -> None:
         self.value, self.g, self._matrix = self._function.normal_equations(self.p)
-        self._columns = self._matrix.diagonal()
-        if self._sizes is None:
-            self._squares = np.where(self._columns == 0.0, 0.0, self.p * self.p)
-            used = int(np.count_nonzero(self._columns))
-            mean = float(self._squares.sum()) / max(1, used)
-            self._sizes = np.maximum(self._squares, mean or 1.0)
-        self._largest = np.maximum(self._largest, self._columns)
+        self._largest = np.maximum(self._largest, self._matrix.diagonal())
         least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
-        idle = self._largest == 0.0  # frozen parameters, and others on which nothing has depended yet
-        self._scale = np.where(idle, 0.0, np.maximum(self._largest, least))
-        fixed = idle | at_bounds(self.p, self.g, self._low, self._high)
+        scale = np.maximum(self._largest, least)
+        self._scale = np.where(scale > 0.0, scale, 1.0)
+        fixed = at_bounds(self.p, self.g, self._low, self._high)
         self._slope = np.where(fixed, 0.0, self.g)
         if fixed.any():
             self._matrix = np.where(fixed | fixed[:, None], np.diag(fixed.astype(np.float64)), self._matrix)
 
-    def has_converged(self, gtol: float) -> bool:
-        """Whether the residuals are at right angles to the columns of J; see `stopping`."""
-        way = way_down(self.p, self.g, self._low, self._high)
-        return is_square(self.g, self._columns, way, self.value, self._start, gtol)
-
-    def stalls(self, before: float, ftol: float) -> bool:
-        """Whether the last step, which began at the value `before`, lowered it by little."""
-        return falls_little(self.fall, before, self.value, ftol)
+    @property
+    def steepness(self) -> float:
+        """The largest entry of the gradient, limited by the distance to the bounds."""
+        return steepness(self.p, self.g, self._low, self._high)
 
     def _length(self, d: np.ndarray) -> float:
         return math.sqrt(float(d @ (self._scale * d)))
@@ -166,3 +159,10 @@ class LevenbergMarquardt:
 def at_bounds(p: Any, g: Any, low: Any, high: Any) -> Any:
     """Which parameters are at a bound and would leave it along the negative gradient."""
     return ((p <= low) & (g > 0.0)) | ((p >= high) & (g < 0.0))
+
+
+def steepness(p: Any, g: Any, low: Any, high: Any) -> float:
+    """The largest entry of the gradient; each counts at most as the distance of its parameter to the bound."""
+    if not p.size:
+        return 0.0
+    return float(np.where(g > 0.0, np.minimum(g, p - low), np.minimum(-g, high - p)).max())

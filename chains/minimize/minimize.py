@@ -16,13 +16,17 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import INFINITE, LevenbergMarquardt, SumOfSquares
+from chains.minimize.levenberg_marquardt import (
+    CONVERGED,
+    FALLS_LITTLE,
+    INFINITE,
+    LevenbergMarquardt,
+    SumOfSquares,
+)
 from chains.minimize.projected import ProjectedQuasiNewton
 from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, QuasiNewton, bfgs, self_scaled_broyden
 from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
-from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES
-from chains.minimize.units import InUnits, SumInUnit, warn_of_spread
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
 from chains.support.memory import HOST, memory_of
@@ -56,19 +60,16 @@ def minimize(
     memory : int
         Pairs of vectors that "L-BFGS" keeps.
     gtol : float
-        The method has converged when neither the last iteration nor the gradient promises to change the value by more than
-        `gtol` times the loss, if a parameter moves by its size: each ``abs(g) * (abs(p) + abs(start))`` is at most
-        ``gtol * sqrt(value * value_at_start)``. A start of 0 counts as the root of the mean square of the others. For "LM", the
-        cosines of the angles between the residuals and the columns of their Jacobian are at most `gtol`, the root of the sum
-        of their squares too. So the unit of the loss does not matter, nor for "LM" those of the parameters,
+        The method has converged when the gradient's largest entry is at most this,
     ftol : float, optional
-        or when an iteration lowers the value by at most `ftol` of it: by default 2.2e-9 for "L-BFGS" and never for the others.
+        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1): by default 2.2e-9 for "L-BFGS" and
+        never for the others, as in SciPy.
     maxiter : int, optional
         The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
         Bounds of the parameters, for "L-BFGS" and "LM": numbers or arrays that broadcast to `p`; None, -inf and inf
-        stand for no bound. They are not a pair for each parameter, as in SciPy's `minimize`. The start is moved within them.
-        For `gtol`, a parameter moves at most to its bound.
+        stand for no bound. They are not a pair for each parameter, as in SciPy's `minimize`. The start is moved within them. A
+        gradient's entry counts for `gtol` at most as much as its parameter may still move.
     state : array, optional
         The `state` of an earlier result of the same method: the first model of the curvature. It is not changed. The function
         may be another one, such as the same loss at other points. Not for rows.
@@ -83,13 +84,7 @@ def minimize(
     Result
         The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the estimate of the inverse
         Hessian matrix, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None. For rows, the
-        minima without a state, with `best`, the result of the lowest one. `success` is True if the method has converged, or
-        has reached the precision of the values.
-
-    Warns
-    -----
-    UserWarning
-        If parameters that matter differ by orders of magnitude at the start, for all methods but "LM".
+        minima without a state, with `best`, the result of the lowest one.
 
     Raises
     ------
@@ -142,15 +137,16 @@ def minimize(
     total, unit = (len(p), "fit") if by_rows else (maxiter if limited else None, "iteration")
     with Progress(progress, total, unit, delay=BAR_DELAY_SECONDS) as bar:
         if fits is not None:
+            low, high = _rows_of(box, rows)
             with closing(fits):
-                found = run_compiled(fits, settings.maxiter, callback, bar, by_member=by_rows)
+                found = run_compiled(fits, low, high, gtol, settings.maxiter, callback, bar, by_member=by_rows)
             return found if by_rows else found.row(0)
         if not by_rows:
             return _descend(settings, function, p, box, bar)
         results: list[Result] = []
         for k, row in enumerate(p):
             one = function if members is None else cast(Any, function).member(k)
-            results.append(_descend(settings, one, row, None if box is None else (box[0][k], box[1][k]), warns=not k))
+            results.append(_descend(settings, one, row, None if box is None else (box[0][k], box[1][k])))
             bar.update()
             if bar.due():
                 bar.show({"lowest value": f"{min(each.fun for each in results):.6g}"})
@@ -179,8 +175,8 @@ class Point(Protocol):
     calls: int
     fall: float
 
-    def has_converged(self, gtol: float) -> bool: ...
-    def stalls(self, before: float, ftol: float) -> bool: ...
+    @property
+    def steepness(self) -> float: ...
 
     def step(self) -> str: ...
 
@@ -223,23 +219,21 @@ def _rows_of(box: tuple[np.ndarray, np.ndarray] | None, rows: np.ndarray) -> tup
 
 
 def _point(
-    settings: Settings, function: InUnits | SumInUnit, p: Array, box: tuple[np.ndarray, np.ndarray] | None
+    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None
 ) -> LevenbergMarquardt | ProjectedQuasiNewton | QuasiNewton:
-    """The start of a descent, in the units of the function."""
-    if isinstance(function, SumInUnit):
+    """The start of a descent."""
+    if settings.method == "LM":
         low, high = box or (np.full(p.shape, -math.inf), np.full(p.shape, math.inf))
-        return LevenbergMarquardt(function, p, low, high)
-    state = None if settings.state is None else function.state(settings.state)
-    direction = _direction(settings, p, state, function.width)
+        return LevenbergMarquardt(cast(SumOfSquares, function), p, low, high)
     if box is not None:
-        return ProjectedQuasiNewton(function, p / function.units, direction, *(each / function.units for each in box))
-    return QuasiNewton(function, p / function.units, direction, knows=state is not None)
+        return ProjectedQuasiNewton(function, p, _direction(settings, p), *box)
+    return QuasiNewton(function, p, _direction(settings, p), knows=settings.state is not None)
 
 
-def _direction(settings: Settings, p: Array, state: Array | None, width: float) -> Direction:
+def _direction(settings: Settings, p: Array) -> Direction:
     if settings.method == "L-BFGS":
-        return Pairs(p, settings.memory, state, width)
-    return DenseInverse(p, bfgs if settings.method == "BFGS" else self_scaled_broyden, state, width)
+        return Pairs(p, settings.memory, settings.state)
+    return DenseInverse(p, bfgs if settings.method == "BFGS" else self_scaled_broyden, settings.state)
 
 
 def _checked_state(state: Any, method: str, p: Array) -> Array:
@@ -259,58 +253,42 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
     return memory_of(p).contiguous(state, np.float64)
 
 
-def _units(settings: Settings, function: Any, p: Array) -> InUnits | SumInUnit:
-    if settings.method == "LM":
-        return SumInUnit(cast(SumOfSquares, function))
-    return InUnits(function, p, always=settings.method != "L-BFGS")
-
-
 def _descend(
-    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None, *,
-    warns: bool = True,
-) -> Result:  # fmt: skip
+    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None
+) -> Result:
     """Step until it has converged, or finds no lower point."""
-    units = _units(settings, function, p)
-    point = _point(settings, units, p, box)
-    if warns and isinstance(units, InUnits):
-        warn_of_spread(p, units.natural_gradient(point.g))
+    point = _point(settings, function, p, box)
+    success, message, iterations = _steps(settings, point, bar)
+    if bar is not None:
+        bar.show(_numbers(point))
+    learnt = None if bar is None or isinstance(point, LevenbergMarquardt) else point.state
+    return Result(point.p, point.value, point.g, success, message, iterations, point.calls, learnt)
 
-    def follow() -> None:
+
+def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool, str, int]:
+    """Whether it has converged, the reason for the end, and the number of iterations."""
+    if not (math.isfinite(point.value) and (not point.g.size or bool(abs(point.g).max() < math.inf))):
+        return False, INFINITE, 0
+    for iteration in range(settings.maxiter):
+        if point.steepness <= settings.gtol:
+            return True, CONVERGED, iteration
+        before = point.value
+        if reason := point.step():
+            return False, reason, iteration
         if settings.callback is not None:
-            settings.callback(point.p * units.units)
+            settings.callback(point.p.copy())
         if bar is not None:
             bar.update()
             if bar.due():
-                show()
-
-    def show() -> None:
-        if bar is not None:
-            steepest = float(abs(units.natural_gradient(point.g)).max()) if p.size else 0.0
-            bar.show({"value": f"{point.value / units.factor:.6g}", "gradient": f"{steepest:.3g}"})
-
-    message, iterations = _steps(settings, point, follow)
-    show()
-    learnt = None
-    if bar is not None and isinstance(units, InUnits) and not isinstance(point, LevenbergMarquardt):
-        learnt = units.natural_state(point.state)
-    value, g = point.value / units.factor, units.natural_gradient(point.g)
-    return Result(point.p * units.units, value, g, message in SUCCESSES, message, iterations, point.calls, learnt)
+                bar.show(_numbers(point))
+        if settings.ftol and point.fall <= settings.ftol * max(abs(before), abs(point.value), 1.0):
+            return True, FALLS_LITTLE, iteration + 1
+    converged = point.steepness <= settings.gtol
+    return converged, CONVERGED if converged else LIMIT, settings.maxiter
 
 
-def _steps(settings: Settings, point: Point, follow: Callable[[], None]) -> tuple[str, int]:
-    """The reason for the end, and the number of iterations; `follow` is called after each."""
-    if not (math.isfinite(point.value) and (not point.g.size or bool(abs(point.g).max() < math.inf))):
-        return INFINITE, 0
-    for iteration in range(settings.maxiter):
-        if point.has_converged(settings.gtol):
-            return CONVERGED, iteration
-        before = point.value
-        if reason := point.step():
-            return reason, iteration
-        follow()
-        if point.stalls(before, settings.ftol):
-            return FALLS_LITTLE, iteration + 1
-    return CONVERGED if point.has_converged(settings.gtol) else LIMIT, settings.maxiter
+def _numbers(point: Point) -> dict[str, str]:
+    return {"value": f"{point.value:.6g}", "gradient": f"{point.steepness:.3g}"}
 
 
 def _stacked(found: list[Result], p: Array) -> Result:

@@ -9,9 +9,8 @@ import math
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import at_bounds
-from chains.minimize.quasi_newton import DECREASE, MAX_TRIES, Array, Direction, Function
-from chains.minimize.stopping import EPSILON, PRECISE, Slope, change_within, sizes_at
+from chains.minimize.levenberg_marquardt import PRECISE, at_bounds, steepness
+from chains.minimize.quasi_newton import DECREASE, EPSILON, MAX_TRIES, Array, Direction, Function, evaluated
 
 MIN_CURVATURE = 1e-10  # of a pair: s'y relative to |s| |y|
 
@@ -22,19 +21,14 @@ class ProjectedQuasiNewton:
     def __init__(self, function: Function, p: Array, direction: Direction, low: Array, high: Array) -> None:
         self._function, self._direction, self._low, self._high = function, direction, low, high
         self.calls = 1  # points at which the function was called
-        self.fall = math.inf  # of the value, in the last step
+        self.fall = 0.0  # of the value, in the last step
         self.p = p
-        self.value, self.g = function(p)
-        self._start, self._sizes, self._slope = self.value, sizes_at(p, self.g), Slope()
-        self._slope.look(change_within(p, self.g, self._sizes, low, high))
+        self.value, self.g = evaluated(function, p)
 
-    def has_converged(self, gtol: float) -> bool:
-        """Whether the gradient within the bounds, and the last step, promise no lower value; see `stopping`."""
-        return self._slope.settles(self.fall, self.value, self._start, gtol)
-
-    def stalls(self, before: float, ftol: float) -> bool:
-        """Whether the last step, which began at the value `before`, lowered it by little; see `stopping`."""
-        return self._slope.stalls(self.fall, before, self.value, ftol)
+    @property
+    def steepness(self) -> float:
+        """The largest entry of the gradient, limited by the distance to the bounds."""
+        return steepness(self.p, self.g, self._low, self._high)
 
     @property
     def state(self) -> Array:
@@ -52,11 +46,11 @@ class ProjectedQuasiNewton:
             scaled = self._direction.scaled
             d = self._direction(slope) * free
             if not float(d @ slope) < 0.0:
-                continue
-            first = 1.0 if scaled else min(1.0, 1.0 / max(float(abs(d).sum()), 1e-300))
+                d = -slope
+                scaled = False
+            first = 1.0 if scaled else min(1.0, 1.0 / max(float(abs(slope).sum()), 1e-300))
             found, promised = self._search(d, first)
             if found:
-                self._slope.look(change_within(self.p, self.g, self._sizes, self._low, self._high))
                 return ""
         return (
             PRECISE if promised <= math.sqrt(EPSILON) * abs(self.value) else "no lower value was found along the projected line"
@@ -74,7 +68,7 @@ class ProjectedQuasiNewton:
             most = most or promised
             if not promised > 0.0:
                 break
-            value, g = self._function(p)
+            value, g = evaluated(self._function, p)
             self.calls += 1
             fall = self.value - value
             if math.isfinite(value) and bool(abs(g).max() < math.inf) and fall >= DECREASE * promised and fall > 0.0:

@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from chains.backends import backend
-from chains.minimize.stopping import EPSILON, PRECISE, Slope, change_along, sizes_at
 from chains.support.memory import HOST, memory_of
+from chains.support.messages import shown
 
 Array = Any
 Function = Callable[[Array], tuple[float, Array]]
 
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MAX_TRIES = 40
+EPSILON = float(np.finfo(np.float64).eps)
 MAX_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE) of the line search, the most after a unit step
 BLOCK_ELEMENTS = 2**20  # entries of a matrix that are changed together, so that no second matrix is needed
 MIN_COMPILED = 64  # parameters from which on the matrix is changed in machine code
@@ -83,9 +84,8 @@ class DenseInverse(Direction):
     the matrix that computes the next H y and H g. So an iteration reads and writes each entry once.
     """
 
-    def __init__(self, p: Array, coefficients: Coefficients, state: Array | None = None, width: float = 1.0) -> None:
-        self._width = width
-        matrix = memory_of(p).contiguous(width * np.eye(p.size)) if state is None else state
+    def __init__(self, p: Array, coefficients: Coefficients, state: Array | None = None) -> None:
+        matrix = memory_of(p).contiguous(np.eye(p.size)) if state is None else state
         own = None
         if p.size >= MIN_COMPILED and memory_of(p) is HOST:
             own = backend("auto").symmetric_matrix(matrix)
@@ -135,7 +135,7 @@ class DenseInverse(Direction):
         self._change, self._product = self._unchanged, None
         self._matrix.array[...] = 0.0
         number = np.arange(len(self._zero))
-        self._matrix.array[number, number] = self._width
+        self._matrix.array[number, number] = 1.0
 
 
 def _squares(ss: float, sh: float, hh: float, s: Array, h: Array) -> tuple[Array, float, Array, float]:
@@ -180,8 +180,8 @@ def self_scaled_broyden(h: float, b: float, n: int) -> tuple[float, float]:
 class Pairs(Direction):
     """L-BFGS: the latest steps and what they did to the gradient. Its scalars are arrays, which stay on a GPU."""
 
-    def __init__(self, p: Array, memory: int, state: Array | None = None, width: float = 1.0) -> None:
-        self._n, self._memory, self._width = p.size, memory_of(p), width
+    def __init__(self, p: Array, memory: int, state: Array | None = None) -> None:
+        self._n, self._memory = p.size, memory_of(p)
         self._pairs: deque[tuple[Array, Array, Array]] = deque(maxlen=memory)
         for s, y in () if state is None else state:
             self._pairs.append((s.copy(), y.copy(), 1.0 / (s @ y)))
@@ -207,8 +207,6 @@ class Pairs(Direction):
         if self._pairs:
             s, y, rho = self._pairs[-1]
             q *= 1.0 / (rho * (y @ y))
-        else:
-            q *= self._width
         for (s, y, rho), factor in zip(self._pairs, reversed(factors), strict=True):
             q += (factor - rho * (y @ q)) * s
         return q
@@ -230,11 +228,9 @@ class QuasiNewton:
         self.calls = 0  # points at which the function was called
         self.p = p
         self.value, self.g = self._evaluate(p)
-        self._start, self._latest, self._sizes = self.value, math.inf, sizes_at(p, self.g)
-        self._slope = Slope()
-        self._slope.look(change_along(p, self.g, self._sizes))
-        # How much the last step lowered the value; for a model that knows nothing, what makes the step about 1 long.
-        self.fall = math.inf if knows else self._first_fall()
+        self._start = abs(self.value)
+        # How much the last step lowered the value; at first what makes the step about 1 long, if the model knows nothing.
+        self.fall = math.inf if knows else 0.5 * float(self.g @ self.g) / max(float(abs(self.g).sum()), 1e-300)
 
     @property
     def state(self) -> Array:
@@ -245,27 +241,22 @@ class QuasiNewton:
         """Go to a lower point; the reason where none is found."""
         before, g = self.value, self.g
         # A model that promises no more than rounding is at the minimum, as far as values can say.
-        rounding = math.sqrt(EPSILON) * abs(before) + EPSILON * abs(self._start)
+        rounding = math.sqrt(EPSILON) * abs(before) + EPSILON * self._start
         d = self._direction(g)
         slope = float(d @ g)  # along the line
         step = self._search(d, slope) if slope < 0.0 else 0.0
         if step == 0.0 and 0.0 < -slope <= rounding:
-            return PRECISE
+            return "the precision of the values is reached"
         if step == 0.0:  # rounding has spoilt the model, or it is wrong from here on: begin anew
             self._direction.forget()
-            self.fall = self._first_fall()
-            d = self._direction(g)
+            d = -g
             slope = float(d @ g)
             step = self._search(d, slope)
         if step == 0.0:
             return "no lower value was found along the line, though the gradient promises one"
         self._direction.learn(step * d, self.g - g, self.g, -step * step * slope)
-        self.fall = self._latest = before - self.value
-        self._slope.look(change_along(self.p, self.g, self._sizes))
+        self.fall = before - self.value
         return ""
-
-    def _first_fall(self) -> float:
-        return 0.5 * float(self.g @ self.g) / max(float(abs(self.g).sum()), 1e-300)
 
     def _search(self, d: Array, slope: float) -> float:
         """Go along `d`, where the slope is `slope`, to a point of the strong Wolfe conditions, or at least of a lower value.
@@ -307,17 +298,28 @@ class QuasiNewton:
         step, self.p, self.value, self.g = best
         return step
 
-    def has_converged(self, gtol: float) -> bool:
-        """Whether the gradient, and the last step, promise no lower value; see `stopping`."""
-        return self._slope.settles(self._latest, self.value, self._start, gtol)
-
-    def stalls(self, before: float, ftol: float) -> bool:
-        """Whether the last step, which began at the value `before`, lowered it by little; see `stopping`."""
-        return self._slope.stalls(self._latest, before, self.value, ftol)
+    @property
+    def steepness(self) -> float:
+        """The largest entry of the gradient."""
+        return float(abs(self.g).max()) if self.g.size else 0.0
 
     def _evaluate(self, p: Array) -> tuple[float, Array]:
         self.calls += 1
-        return self._function(p)
+        return evaluated(self._function, p)
+
+
+def evaluated(function: Function, p: Array) -> tuple[float, Array]:
+    """The value and the gradient, checked."""
+    returned = function(p)
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        raise TypeError(f"`function` must return the value and the gradient, not {shown(returned)}")
+    value, g = returned
+    if getattr(g, "shape", None) != p.shape or g.dtype.kind not in "fiu":
+        raise ValueError(f"`function` must return a gradient of real numbers, of shape {p.shape}, not {shown(g)}")
+    try:
+        return float(value), g
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`function` must return a number as the value, not {shown(value)}") from error
 
 
 def _between(low: tuple[float, float, float], high: tuple[float, float, float]) -> float:

@@ -9,9 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from chains.backends.base import Fitter
-from chains.minimize.levenberg_marquardt import MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
+from chains.minimize.levenberg_marquardt import EPSILON, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
 from chains.minimize.rows import CompiledFits
-from chains.minimize.stopping import EPSILON, FLOOR
 from chains.network import record_derivatives
 from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
@@ -27,8 +26,8 @@ def started(
     if fitter is None:
         return None
     settings = {
-        "gtol": gtol, "ftol": ftol, "floor": FLOOR, "least": p.shape[1] * EPSILON, "min_scale": MIN_SCALE,
-        "tolerance": RADIUS_TOLERANCE, "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
+        "gtol": gtol, "ftol": ftol, "least": p.shape[1] * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
+        "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
     }  # fmt: skip
     return cast(CompiledFits, fitter.start(p, low, high, settings))
 

@@ -147,3 +147,14 @@ def test_a_device_without_float64_says_so():
     assert net(np.ones((1, 2), np.float32), net.init()).dtype == np.float32
     with pytest.raises(UnsupportedOperationError, match="cannot compute in float64"):
         net(np.ones((1, 2)), net.init(dtype=np.float64))
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 + 1, 2**63 + 1, 2**64 - 1])
+def test_the_same_numbers_are_drawn_for_any_seed(seed):
+    """Seeds of members of ensembles are at least 2**63."""
+    x, none = np.ones((4, 64)), np.zeros(0)
+    found, wanted = (
+        Chain(Dropout(0.5), input_shape=(64,), backend=name)(x, none, mode="train", seed=seed)
+        for name in ("torch:cpu", "numpy")
+    )
+    np.testing.assert_array_equal(found, wanted)

@@ -10,12 +10,12 @@ from benchmarks.studies.nist_data import PROBLEMS
 from chains import minimize
 
 # Starts from which BFGS ends elsewhere, or does so depending on rounding; SciPy's fails from seven of them.
-HARD = {("MGH10", 1), ("Bennett5", 1), ("Bennett5", 2), ("Rat43", 1)} | {(f"Lanczos{k}", n) for k in (1, 2, 3) for n in (1, 2)}
+HARD = {("MGH10", 1), ("Bennett5", 1), ("Bennett5", 2), ("MGH17", 1)} | {(f"Lanczos{k}", n) for k in (1, 2, 3) for n in (1, 2)}
 
 
 @pytest.mark.parametrize("method", ["BFGS", "LM"])
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning", "ignore:the parameters have sizes")
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
 def test_both_starts_end_at_the_certified_value(name, method):
     problem = PROBLEMS[name]
     function = nist.objective(problem)
@@ -64,17 +64,14 @@ def test_a_jacobian_that_is_not_the_functions_is_no_lack_of_precision():
     assert found.message == "no lower value was found at any damping, though the model promises one"
 
 
-@pytest.mark.parametrize("method", ["BFGS", "SSBroyden", "L-BFGS"])
+@pytest.mark.parametrize("method", ["BFGS", "L-BFGS"])
 def test_a_badly_scaled_valley(method):
-    """Rosenbrock's function of parameters of 1e4 and 1e-4: a warning says what would help."""
+    """Rosenbrock's function of parameters of 1e4 and 1e-4."""
     optimize = pytest.importorskip("scipy.optimize")
     scales = np.array([1e-4, 1e4])
-    with pytest.warns(UserWarning, match=r"sizes from 0.0001 to 1.2e\+04.*`bounds=\(0, None\)`.*frozen `Scale`") as warned:
-        found = minimize(
-            lambda p: (optimize.rosen(p * scales), optimize.rosen_der(p * scales) * scales), [-1.2e4, 1e-4], method, ftol=0.0
-        )
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
+    found = minimize(
+        lambda p: (optimize.rosen(p * scales), optimize.rosen_der(p * scales) * scales), [-1.2e4, 1e-4], method, ftol=0.0
+    )
     assert found.success
     assert found.fun < 1e-15
 

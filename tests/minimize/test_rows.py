@@ -83,9 +83,9 @@ def test_as_many_members_with_weights_as_samples():
 def test_convergence_in_the_last_iteration_is_said(method):
     net, x, t, starts = problem(2)
     objective = net.objective(x, t, SquaredLoss())
-    whole = minimize(objective, starts, method, gtol=0.1, ftol=0.0)
+    whole = minimize(objective, starts, method, gtol=1e-3, ftol=0.0)
     for k in range(2):
-        last = minimize(objective, starts[k : k + 1], method, gtol=0.1, ftol=0.0, maxiter=int(whole.nit[k])).row(0)
+        last = minimize(objective, starts[k : k + 1], method, gtol=1e-3, ftol=0.0, maxiter=int(whole.nit[k])).row(0)
         assert (last.success, last.message) == (True, "the gradient is below `gtol`")
 
 
@@ -264,8 +264,8 @@ def test_residual_problems_in_machine_code():
     terms = [Term(lambda u: u.xx + u, points), Term(lambda u: u - 1.0, np.zeros((1, 1)), weight=3.0)]
     problem = ResidualProblem(("x",), ("u",), terms)
     net = Chain(Dense(1, 3, tanh), Dense(3, 1))
-    start = net.init(seed=3, dtype=np.float64)  # from others, a step depends on the rounding of a singular matrix
-    for steps, tolerance in ((0, 1e-12), (1, 1e-4)):
+    start = net.init(seed=0, dtype=np.float64)
+    for steps, tolerance in ((0, 1e-12), (1, 1e-2)):
         objectives = [net.objective(problem.x, problem.t, problem.loss) for _ in range(2)]
         options = {"maxiter": steps, "gtol": 0.0}
         found, wanted = (minimize(each, start, "LM", **options) for each in (objectives[0], reference(objectives[1])))

@@ -72,12 +72,13 @@ def _scatter_add(memory: Memory, operation: ops.ScatterAdd) -> Callable[[], Arra
 
 def _random(memory: Memory, operation: ops.Random) -> Callable[[], Array]:
     """The numbers are drawn on the host, by NumPy's generator of the same stream."""
-    (out,), (key, *first) = operation.outs, operation.ins
+    (out,), (words, *first) = operation.outs, operation.ins
 
     def drawn() -> Array:
-        seed, step = memory.host(key).tolist()
+        seed, step = memory.host(words).tolist()
         block, skipped = divmod(int(memory.host(first[0])) * out.sample_size, 8) if first else (0, 0)
-        generator = np.random.Generator(np.random.Philox(key=[seed, 0], counter=[block, operation.draw, step, 0]))
+        key, counter = (np.array(each, np.uint64) for each in ([seed, 0], [block, operation.draw, step, 0]))
+        generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
         generator.random(skipped, np.float32)
         return memory.library.from_host(generator.random(memory.shape(out), np.float32))
 

@@ -16,7 +16,7 @@ from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
 
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-VECTORS = ("d", "scaled", "scale", "slope", "sizes", "squares", "columns")
+VECTORS = ("d", "scaled", "scale", "slope", "sizes", "squares")
 
 
 def matrix_shape(n: int) -> tuple[int, int]:
@@ -87,9 +87,7 @@ class NativeFits:
 
     @property
     def value(self) -> np.ndarray:
-        unit = self._numbers[:, NUMBERS.index("unit")]
-        value: np.ndarray = self._numbers[:, NUMBERS.index("value")] / np.where(unit == 0.0, 1.0, unit)
-        return value
+        return self._numbers[:, NUMBERS.index("value")].copy()
 
     @property
     def status(self) -> np.ndarray:

@@ -31,23 +31,18 @@ FIT = Struct(
         "ld": "i64",  # numbers of a row
         "factor": "ptr",  # the matrix of the equations, then its factor
         "d": "ptr", "scaled": "ptr", "scale": "ptr", "slope": "ptr", "sizes": "ptr", "squares": "ptr",  # `ld` numbers
-        "columns": "ptr",  # the diagonal of the matrix
         "at": "ptr", "largest": "ptr", "found": "ptr", "start": "ptr", "low": "ptr", "high": "ptr",  # rows of a member
         "numbers": "ptr",  # its `NUMBERS`
         "iterations": "i64",
     },
     {
-        "gtol": "double", "ftol": "double", "floor": "double", "least": "double", "min_scale": "double", "tolerance": "double",
+        "gtol": "double", "ftol": "double", "least": "double", "min_scale": "double", "tolerance": "double",
         "max_corrections": "i64", "max_factorings": "i64",
         "most": "double", "tried": "double", "damping": "double",  # what changes
     },
     {"next": "ptr", "count": "i64", "members": "ptr", "places": "ptr", "place_count": "i64"},  # as of `epoch.LANE`
 )  # fmt: skip
-# Of a member, doubles. `unit` is 1 over a power of two near the value at the start, `first`; it is 0 before the first look.
-# `value`, `first` and `fall` are measured in it, as in `chains.minimize.units`. `used` parameters are those on which something
-# depends at the start.
-NUMBERS = ("value", "first", "unit", "used", "fall", "damping", "radius", "tried", "iterations", "calls", "status")
-MOST_DOUBLINGS = 300  # as in `chains.minimize.units`
+NUMBERS = ("value", "fall", "damping", "radius", "tried", "iterations", "calls", "status")  # of a member, doubles
 # The status, in the order of `chains.minimize.rows.MESSAGES`.
 RUNNING, CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR = range(7)
 
@@ -62,7 +57,7 @@ def block_rows() -> tuple[int, int]:
 def fit_code() -> Code:
     """The machine code of `fits`."""
     module = Module()
-    for write in (_factored, _length, _solved, _look, _converged, _trial, _step, _advance):
+    for write in (_factored, _length, _solved, _look, _trial, _step, _advance):
         module.add(write(module), "internal")
     module.add(_fits(module))
     return machine_code(module.text(), ["fits"], processor())
@@ -315,44 +310,25 @@ def _solved(module: Module) -> Function:
 def _look(module: Module) -> Function:
     """Compute the model at the point, its scale, and what the bounds hold. Returns 1 unless the value or g is not finite."""
     w = _Fit(module, "look", "i64")
-    f, n, ld, zero = w.f, w.get("n"), w.get("ld"), w.constant(0.0)
+    f, n, ld = w.f, w.get("n"), w.get("ld")
     p, g, matrix, largest, scale = (w.get(name) for name in ("p", "g", "matrix", "largest", "scale"))
     slope, squares, sizes, low, high = (w.get(name) for name in ("slope", "squares", "sizes", "low", "high"))
-    columns, start = w.get("columns"), w.get("start")
     f.line(f"call void {w.get('run').text}({w.get('words')})")
-    begins = f.compare("oeq", w.number("unit"), zero)
-    f.when(begins, lambda: w.put("unit", _unit(w, f.load(DOUBLE, w.get("model_value")))))
-    unit = w.number("unit")
-    w.put("value", w.times(f.load(DOUBLE, w.get("model_value")), unit))
-    f.when(begins, lambda: w.put("first", w.number("value")))
 
-    def measure(i: Value) -> None:
-        row = f.address(matrix, f.mul(i, ld), DOUBLE)
-        f.loop(i, n, 1, lambda k, _: w.write(row, k, w.times(w.at(row, k), unit)))
-        w.write(g, i, w.times(w.at(g, i), unit))
-        own = w.at(row, i)
-        w.write(columns, i, own)
-        w.write(largest, i, w.larger(own, w.at(largest, i)))
-        unused = w.both(begins, f.compare("oeq", own, zero))  # of a start on which nothing depends, the size is left out
-        w.write(start, i, f.select(unused, zero, w.at(start, i)))
-        w.write(squares, i, w.times(w.at(start, i), w.at(start, i)))
+    def widen(i: Value) -> None:
+        w.write(largest, i, w.larger(w.at(matrix, f.add(f.mul(i, ld), i)), w.at(largest, i)))
 
-    w.each(n, measure)
-    one = w.constant(1.0)
-    used = lambda i: f.select(f.compare("oeq", w.at(columns, i), zero), zero, one)  # noqa: E731
-    f.when(begins, lambda: w.put("used", w.larger(w.total(n, used), one)))
-    mean = w.over(w.total(n, lambda i: w.at(squares, i)), w.number("used"))
-    mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
-    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
+    w.each(n, widen)
     top = w.times(w.get("min_scale"), w.most(n, lambda i: w.times(w.at(largest, i), w.at(squares, i))))
 
     def rescale(i: Value) -> None:
-        idle = f.compare("oeq", w.at(largest, i), zero)
-        w.write(scale, i, f.select(idle, zero, w.larger(w.at(largest, i), w.over(top, w.at(sizes, i)))))
+        each = w.larger(w.at(largest, i), w.over(top, w.at(sizes, i)))
+        w.write(scale, i, f.select(f.compare("ogt", each, w.constant(0.0)), each, w.constant(1.0)))
         here, down = w.at(p, i), w.at(g, i)
+        zero = w.constant(0.0)
         beyond_low = w.both(f.compare("ole", here, w.at(low, i)), f.compare("ogt", down, zero))
         beyond_high = w.both(f.compare("oge", here, w.at(high, i)), f.compare("olt", down, zero))
-        held = w.any_of(idle, w.any_of(beyond_low, beyond_high))
+        held = w.any_of(beyond_low, beyond_high)
         w.write(slope, i, f.select(held, zero, down))
 
         def leave_out() -> None:
@@ -364,38 +340,9 @@ def _look(module: Module) -> Function:
         f.when(held, leave_out)
 
     w.each(n, rescale)
+    w.put("value", f.load(DOUBLE, w.get("model_value")))
     size = w.plus(w.total(n, lambda i: w.size_of(w.at(g, i))), w.size_of(w.number("value")))
     w.returns(f.cast("zext", w.is_finite(size), I64))
-    return f
-
-
-def _unit(w: _Fit, value: Value) -> Value:
-    """1 over the largest power of two that is at most the value, within limits, by the bits of its exponent."""
-    f = w.f
-    exponent = f.binary("and", f.binary("lshr", f.cast("bitcast", value, I64), integer(52)), integer(2047))
-    least, most = integer(1023 - MOST_DOUBLINGS), integer(1023 + MOST_DOUBLINGS)
-    exponent = f.select(f.compare("slt", exponent, least), least, exponent)
-    exponent = f.least(exponent, most)
-    return f.cast("bitcast", f.binary("shl", f.binary("sub", integer(2046), exponent), integer(52)), DOUBLE)
-
-
-def _converged(module: Module) -> Function:
-    """Whether the residuals are at right angles to the columns of J: 1 or 0. `chains.minimize.stopping.is_square` says more."""
-    w = _Fit(module, "converged", "i64")
-    f, n = w.f, w.get("n")
-    g, p, low, high, columns = (w.get(name) for name in ("g", "at", "low", "high", "columns"))
-    zero = w.constant(0.0)
-    scale = w.larger(w.size_of(w.number("value")), w.times(w.get("floor"), w.size_of(w.number("first"))))
-    twice = w.times(w.constant(2.0), scale)
-
-    def promise(i: Value) -> Value:
-        down, here, column = w.at(g, i), w.at(p, i), w.at(columns, i)
-        way = f.select(f.compare("ogt", down, zero), w.minus(here, w.at(low, i)), w.minus(w.at(high, i), here))
-        size = f.select(f.compare("ogt", column, zero), w.root(w.over(twice, column)), zero)
-        promised = w.times(w.size_of(down), w.smaller(way, size))
-        return w.times(promised, promised)
-
-    w.returns(f.cast("zext", f.compare("ole", w.root(w.total(n, promise)), w.times(w.get("gtol"), twice)), I64))
     return f
 
 
@@ -506,7 +453,7 @@ def _step(module: Module) -> Function:
         def judge() -> Value:
             f.line(f"call void {w.get('run_value').text}({w.get('value_words')})")
             w.put("calls", w.plus(w.number("calls"), w.constant(1.0)))
-            new = w.times(f.load(DOUBLE, w.get("trial_value")), w.number("unit"))
+            new = f.load(DOUBLE, w.get("trial_value"))
             fall = f.select(w.is_finite(new), w.minus(value, new), w.constant(float("-inf")))
             poor = f.compare("ole", fall, w.times(w.constant(0.25), promised))
             good = w.any_of(
@@ -547,50 +494,57 @@ def _step(module: Module) -> Function:
 def _advance(module: Module) -> Function:
     """Do at most `iterations` of a member."""
     w = _Fit(module, "advance", "i64")
-    f, n, zero = w.f, w.get("n"), w.constant(0.0)
-    p, at, g = (w.get(name) for name in ("p", "at", "g"))
+    f, n = w.f, w.get("n")
+    p, at, g, squares, sizes, start = (w.get(name) for name in ("p", "at", "g", "squares", "sizes", "start"))
+    low, high, zero = w.get("low"), w.get("high"), w.constant(0.0)
     w.each(n, lambda i: w.write(p, i, w.at(at, i)))
+    w.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
+    mean = w.over(w.total(n, lambda i: w.at(squares, i)), f.cast("sitofp", n, DOUBLE))
+    mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
+    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
     good = w.call("look", I64)
 
     def begin() -> None:
         w.put("calls", w.constant(1.0))
         w.put("damping", w.get("least"))
         length = w.length(at)
-        length = f.select(f.compare("oeq", length, zero), w.root(w.size_of(w.number("value"))), length)
         length = f.select(f.compare("oeq", length, zero), w.constant(1.0), length)
         w.put("radius", length)
         w.put("tried", length)
 
     f.when(f.compare("oeq", w.number("calls"), zero), begin)
 
-    def check(status: Value) -> Value:
-        """CONVERGED for a member that runs and has converged."""
-        runs = f.compare("eq", status, integer(RUNNING))
-        done = f.either(runs, lambda: w.call("converged", I64), lambda: integer(0))
-        return f.select(f.compare("eq", done, integer(1)), integer(CONVERGED), status)
-
     def iterate(_: Value, status: list[Value]) -> list[Value]:
+        def steep(i: Value) -> Value:
+            down, here = w.at(g, i), w.at(at, i)
+            way = f.select(f.compare("ogt", down, zero), w.minus(here, w.at(low, i)), w.minus(w.at(high, i), here))
+            return w.smaller(w.size_of(down), way)
+
         def further() -> Value:
             before = w.number("value")
             reason = w.call("step", I64)
 
             def moved() -> Value:
                 w.put("iterations", w.plus(w.number("iterations"), w.constant(1.0)))
-                size = w.larger(w.size_of(before), w.size_of(w.number("value")))
+                size = w.larger(w.larger(w.size_of(before), w.size_of(w.number("value"))), w.constant(1.0))
                 ftol = w.get("ftol")
                 little = f.compare("ole", w.number("fall"), w.times(ftol, size))
                 ends = w.both(little, f.compare("ogt", ftol, zero))
                 return f.select(ends, integer(FALLS_LITTLE), integer(RUNNING))
 
-            return check(f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason))
+            return f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason)
 
-        return [f.either(f.compare("eq", status[0], integer(RUNNING)), further, lambda: status[0])]
+        def one() -> Value:
+            done = f.compare("ole", w.most(n, steep), w.get("gtol"))
+            return f.either(done, lambda: integer(CONVERGED), further)
 
-    first = check(f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE)))
+        return [f.either(f.compare("eq", status[0], integer(0)), one, lambda: status[0])]
+
+    first = f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE))
     status = f.loop(integer(0), w.get("iterations"), 1, iterate, [first])[1][0]
     w.put("status", f.cast("sitofp", status, DOUBLE))
     found = w.get("found")
-    w.each(n, lambda i: w.write(found, i, w.over(w.at(g, i), w.number("unit"))))
+    w.each(n, lambda i: w.write(found, i, w.at(g, i)))
     w.returns(status)
     return f
 
