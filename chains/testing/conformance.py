@@ -295,8 +295,10 @@ def _compared_members(backend: Backend, dtype: Any, allowed: float) -> float:
     net, _, x, t = _problem(backend, dtype, "dense")
     rows = net.init_many(3, seed=5, dtype=dtype)
     alone = [row.copy() for row in rows]
-    for p, seed in ((rows, [2] * len(rows)), *((row, 2) for row in alone)):
-        train(net, p, x, t, SquaredLoss(), Adam(0.01), epochs=2, batch_size=5, seed=seed)
+    trained = partial(train, net, x=x, t=t, loss=SquaredLoss(), optimizer=Adam(0.01), epochs=2, batch_size=5)
+    trained(p=rows, seed=[2] * len(rows))
+    for p in alone:
+        trained(p=p, seed=2)
     return max(_share(row, p, allowed, f"member {number}") for number, (row, p) in enumerate(zip(rows, alone, strict=True)))
 
 
