@@ -30,6 +30,7 @@ PROCESSORS = {"Zen 3": "znver3", "Haswell": "haswell", "Skylake": "skylake", "Al
 NEON = {"Neoverse V2": "neoverse-v2", "Apple M1": "apple-m1"}
 JUMP = r"\s+(j\w+|ret\w*|call\w*|bl?(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s*(\S*)"
 RUNS = 400
+OLDEST = 16  # version of llvm-mca that knows these processors
 TOOLS = ("llvm-mca-19", "llvm-mca-18", "llvm-mca-17", "llvm-mca-16", "llvm-mca")
 
 # A kernel: its network, the functions that have its loop, and this loop's multiply-adds.
@@ -45,15 +46,21 @@ KERNELS = {
 }
 
 
+def _version(tool: str) -> int:
+    """The first number of an llvm-mca's version; 0 if it does not say."""
+    found = re.search(r"LLVM version (\d+)", subprocess.run([tool, "--version"], capture_output=True, text=True).stdout)
+    return int(found[1]) if found else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--neon", action="store_true", help="code for ARM64, which does four multiply-adds of four numbers a cycle"
     )
     neon = parser.parse_args().neon
-    tool = next((path for path in map(shutil.which, TOOLS) if path), None)
+    tool = next((path for path in map(shutil.which, TOOLS) if path and _version(path) >= OLDEST), None)
     if tool is None:
-        print("llvm-mca is not here: install LLVM's tools, such as Debian's llvm-19")
+        print(f"llvm-mca {OLDEST} or newer is not here: install LLVM's tools, such as Debian's llvm-19")
         return 1
     if neon:
         return _neon(tool)
