@@ -209,11 +209,11 @@ class Named(Boost):
 def test_different_networks_are_not_confused(name):
     wanted = []
     for net in DIFFERENT[name]():
-        programs.RECORDED.clear()
+        programs.forget()
         wanted.append(gradient(net).tobytes())
     assert len(set(wanted)) == 2
     for order in (1, -1):
-        programs.RECORDED.clear()
+        programs.forget()
         assert [gradient(net).tobytes() for net in DIFFERENT[name]()[::order]] == wanted[::order]
 
 
