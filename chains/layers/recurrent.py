@@ -296,6 +296,7 @@ def keep_each_step(declaration: Declaration, *axes: int) -> None:
     """
     if declaration.shared_shapes or declaration.state_slices:
         raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a loop may have")
+    declaration.kept_axes = (*axes, *declaration.kept_axes)
     declaration.saved_shapes = {name: (*axes, *shape) for name, shape in declaration.saved_shapes.items()}
     for child in declaration.children:
         keep_each_step(child, *axes)

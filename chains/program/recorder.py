@@ -132,6 +132,20 @@ class Recorder:
         return self._depth > 0
 
     @property
+    def depth(self) -> int:
+        """The number of loops that are being recorded."""
+        return self._depth
+
+    @contextmanager
+    def aside(self) -> Iterator[list[Operation]]:
+        """A context: operations recorded inside go to a separate list, which is given."""
+        around, self.operations = self.operations, []
+        try:
+            yield self.operations
+        finally:
+            self.operations = around
+
+    @property
     def inverse_batch(self) -> View:
         """The number 1 / batch size; that of the whole batch, if it is divided among processes."""
         return self.external("inverse_total" if self.parallel else "inverse_batch", (), role="input")

@@ -41,15 +41,19 @@ def without_parts(operations: Sequence[Operation]) -> list[Operation]:
 
 @dataclass(frozen=True)
 class Place:
-    """An array that a layer is given, and the array for its cotangent, or None if it needs none."""
+    """An array that a layer is given, and the array for its cotangent, or None if it needs none.
+
+    `depth` is the number of loops around the layer. Parts of the array may advance in loops of the layer.
+    """
 
     view: View
-    cotangent: View | None
+    cotangent: View | None = None
+    depth: int = 0
 
     def holds(self, view: View) -> bool:
         """Whether the view is a part of the array."""
         own = self.view
-        if view.buffer is not own.buffer or view.loop_strides != own.loop_strides:
+        if view.buffer is not own.buffer or any(view.loop_stride(k) != own.loop_stride(k) for k in range(self.depth)):
             return False
         size = int(np.prod(own.sample_shape, dtype=int))
         first = view.offset - own.offset
@@ -62,9 +66,11 @@ class Place:
             strides = [
                 other.strides[0] if isinstance(n, Batch) else stride for n, stride in zip(view.shape, strides, strict=True)
             ]
-        return View(
-            other.buffer, view.shape, tuple(strides), other.offset + view.offset - self.view.offset, "", other.loop_strides
-        )  # fmt: skip
+        offset = other.offset + view.offset - self.view.offset
+        moved = View(other.buffer, view.shape, tuple(strides), offset, "", other.loop_strides)
+        for depth in range(self.depth, len(view.loop_strides)):
+            moved = moved.advancing(depth, view.loop_strides[depth])
+        return moved
 
 
 def _sample_axes(view: View) -> list[tuple[int, int]]:
@@ -105,11 +111,15 @@ class Transposer:
         self._position = 0
         self._active: set[Place] = {place for place in places if place.cotangent is not None}
 
-    def record(self, y: View) -> None:
-        """Record the pullback of the cotangent of `y`, which is filled. Cotangents without a term are filled with zeros."""
-        result = self.place(y)
-        self._find_active(result)
-        self.mark(self.cotangent(y))
+    def record(self, results: Sequence[View]) -> list[Read]:
+        """Record the pullback of the cotangents of `results`, which are filled. Returns what it reads.
+
+        Cotangents without a term are filled with zeros.
+        """
+        places = [self.place(result) for result in results]
+        self._find_active(places)
+        for result in results:
+            self.mark(self.cotangent(result))
         for position in reversed(range(len(self.operations))):
             self._position, operation = position, self.operations[position]
             if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
@@ -118,8 +128,9 @@ class Transposer:
                 for out in operation.outs:
                     self._forget(out)
         for place in self._places:
-            if place.cotangent is not None and place is not result:
+            if place.cotangent is not None and place not in places:
                 self._complete(place.cotangent)
+        return self.reads
 
     @staticmethod
     def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
@@ -232,14 +243,14 @@ class Transposer:
         if self.is_active(view):
             self.mark(self.cotangent(view), filled=False)
 
-    def _find_active(self, result: Place) -> None:
+    def _find_active(self, results: Sequence[Place]) -> None:
         """Find the arrays that depend on the input or a parameter. Raises NotImplementedError for operations without a rule."""
-        self._active.discard(result)
+        self._active.difference_update(results)
         for operation in self.operations:
             if self._depends(operation):
                 self.rule(operation)
                 self._active.update(self.place(view) for view in operation.outs if self.place(view).cotangent is not None)
-        self._active.add(result)
+        self._active.update(results)
 
     def _depends(self, operation: Operation) -> bool:
         """Whether the results depend on the input or a parameter, as those of another layer may in any case."""
@@ -449,26 +460,36 @@ RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
 
 
 def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequence[Place]) -> list[Operation] | None:
-    """The operations with one overwritten array that the pullback reads in separate memory; None if there is none.
+    """The operations with overwritten arrays that the pullback reads in separate memory; None if there are none.
 
     Raises ValueError where that is impossible.
     """
-    for read in reads:
-        for position in range(read.position + read.after, len(operations)):
-            if any(overlap(out, read.view) for out in operations[position].writes):
-                return _separated(operations, position, read.view, places)
-    return None
+    changed: list[Operation] | None = None
+    pending = list(reads)
+    while pending:
+        read, now = pending.pop(), changed or operations
+        later = range(read.position + read.after, len(now))
+        end = next((k for k in later if any(overlap(out, read.view) for out in now[k].writes)), None)
+        if end is not None:
+            changed, moved = _separated(now, end, read.view, places)
+            pending = [moved(each) for each in pending]
+    return changed
 
 
-def _separated(operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]) -> list[Operation]:
-    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it."""
-    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole, None)
+def _separated(
+    operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]
+) -> tuple[list[Operation], Callable[[Read], Read]]:
+    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it.
+
+    Also a function that gives a read of the array its new place.
+    """
+    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole)
 
     def replaces(operation: Operation) -> bool:
         return not operation.accumulates and any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
 
-    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), None)
-    touched = [each for each in operations[begin or 0 : end + 1] if any(place.holds(one) for one in each.views)]
+    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), -1)
+    touched = [each for each in operations[max(begin, 0) : end + 1] if any(place.holds(one) for one in each.views)]
     if not replaces(operations[end]) or any(isinstance(each, Part) for each in touched):
         raise ValueError(
             f"`{operations[end].name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
@@ -479,13 +500,17 @@ def _separated(operations: Sequence[Operation], end: int, view: View, places: Se
     def moved(each: View) -> View:
         return place.to(each, own) if place.holds(each) else each
 
+    def placed(read: Read) -> Read:
+        inside = begin < read.position + read.after <= end
+        return replace(read, view=moved(read.view)) if inside else read
+
     changed = list(operations)
-    for k in range(begin or 0, end):
+    for k in range(max(begin, 0), end):
         changed[k] = operations[k].on(moved)
         if k == begin:
             changed[k] = replace(changed[k], ins=operations[k].ins)
     changed[end] = replace(operations[end], ins=tuple(map(moved, operations[end].ins)))
-    return changed
+    return changed, placed
 
 
 def _covers(view: View, whole: View) -> bool:

@@ -21,7 +21,7 @@ WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "Stea
 
 
 def derives(layer: Layer) -> bool:
-    return type(layer).__name__ not in WITH_LOOPS and not isinstance(layer, Cell)
+    return type(layer).__name__ not in WITH_LOOPS
 
 
 @pytest.mark.few(90, always=lambda case, **_: case.name in ("Dense", "Attention", "Conv", "LayerNorm", "Residual-nested"))
@@ -187,19 +187,6 @@ def test_refusals_name_the_operation(error, text, layer):
     net = chains.Chain(layer, input_shape=(3,), backend="numpy")
     with pytest.raises(error, match=text):
         net(np.ones((2, 3)), net.init())
-
-
-def test_a_cell_needs_a_pullback():
-    class Sum(Cell):
-        def declare(self, d):
-            d.carry("h", d.input)
-
-        def forward(self, ops, x, y, p, s):
-            ops.map(y, lambda x, h: x + h, x, s.before.h)
-
-    net = chains.Chain(chains.Recurrent(Sum()), input_shape=(2, 3), backend="numpy")
-    with pytest.raises(NotImplementedError, match="a cell is not derived: Sum must have a pullback"):
-        net(np.ones((1, 2, 3)), net.init())
 
 
 def test_second_derivatives_of_a_derived_layer():
