@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.expr import Expr, key_of, trace_with_settings
+from chains.expr import Expr, Formula, key_of, trace_with_settings
 from chains.program import operations as op
 from chains.program.loop import Loop, Steps
 from chains.program.operations import COMMUNICATOR, COMMUNICATOR_WORDS, Operation, Window
@@ -261,6 +261,16 @@ class Recorder:
             raise ValueError(f"map: operands must be {self.dtype}, or all be scalars: {', '.join(map(str, (*outs, *ins)))}")
         if any(out.shape != outs[0].shape for out in outs):
             raise ValueError(f"map: the outs differ in shape: {', '.join(map(str, outs))}")
+        self.map_formula(outs, formula, ins)
+
+    def map_formula(self, outs: tuple[View, ...], formula: Formula, ins: tuple[View, ...]) -> None:
+        """As `map`, for a formula and operands that fit.
+
+        Parameters
+        ----------
+        outs, formula, ins : tuple of View, Formula, tuple of View
+            As of `map`.
+        """
         if formula.copied_input is not None:
             self.copy(outs[0], ins[formula.copied_input])
         else:
