@@ -1,0 +1,1 @@
+"""Models of populations: many subjects, each with random effects of its own."""
