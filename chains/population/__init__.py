@@ -1,0 +1,17 @@
+"""Models of populations: many subjects, each with random effects of its own."""
+
+from chains.population.errors import Additive, Combined, Density, ErrorModel, Proportional
+from chains.population.likelihood import PopulationObjective
+from chains.population.model import PopulationModel
+from chains.population.result import PopulationFit
+
+__all__ = [
+    "Additive",
+    "Combined",
+    "Density",
+    "ErrorModel",
+    "PopulationFit",
+    "PopulationModel",
+    "PopulationObjective",
+    "Proportional",
+]
