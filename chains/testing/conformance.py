@@ -245,9 +245,7 @@ def _claims(backend: Backend) -> Checks:
 
 def _claimed_dtypes(backend: Backend) -> float:
     if not backend.dtypes or not set(backend.dtypes) <= set(Backend.dtypes):
-        raise Fault(
-            f"`dtypes` (={backend.dtypes!r}) must be numpy.float32, numpy.float64 or both: no network has others"
-        )
+        raise Fault(f"`dtypes` (={backend.dtypes!r}) must be numpy.float32, numpy.float64 or both: no network has others")
     return 0.0
 
 
