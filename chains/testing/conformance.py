@@ -182,9 +182,8 @@ def _same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], w
 def _run(
     backend: Backend, program: Program, batch: int, arrays: Arrays, fill: int, before: Arrays | None = None
 ) -> dict[str, np.ndarray]:
-    """The results of a program on copies of these arrays; with `before`, after a run on those. Raises Fault if it changes inputs.
-
-    The copies do not begin where a block of memory does, and inputs cannot be written.
+    """The results of a program on copies of these arrays, which do not begin where a block of memory does; with `before`, after
+    a run on those. Raises Fault if it changes inputs.
     """
     backend = backend.choose(program)
     used = {name: buffer for name, buffer in program.buffers.items() if name in arrays or buffer.role == "output"}
@@ -246,9 +245,7 @@ def _claims(backend: Backend) -> Checks:
 
 def _claimed_dtypes(backend: Backend) -> float:
     if not backend.dtypes or not set(backend.dtypes) <= set(Backend.dtypes):
-        raise Fault(
-            f"`dtypes` (={backend.dtypes!r}) must be numpy.float32, numpy.float64 or both: networks have no other types"
-        )
+        raise Fault(f"`dtypes` (={backend.dtypes!r}) must be numpy.float32, numpy.float64 or both: no network has others")
     return 0.0
 
 

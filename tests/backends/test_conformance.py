@@ -177,12 +177,12 @@ def steps_are_cut(memory, operation, calls):
 
 
 def some_rows_are_left_out(memory, operation, calls):
-    out, a, b = (memory.array(view) for view in operation.views)
+    out, a = (memory.array(view) for view in (*operation.outs, operation.ins[0]))
     return [*calls, lambda: out[-1:].fill(0.0)] if 64 <= len(a) < 120 else calls
 
 
 def a_size_of_the_sum_is_wrong(memory, operation, calls):
-    out, a, b = (memory.array(view) for view in operation.views)
+    out, b = (memory.array(view) for view in (*operation.outs, operation.ins[1]))
     return [*calls, lambda: np.multiply(out, 1.01, out)] if 96 < len(b) <= 128 else calls
 
 
