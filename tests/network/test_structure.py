@@ -108,7 +108,8 @@ def test_equal_structures_have_equal_programs(case):
         structure = network_of(net).structure()
     except Unknown:
         assert any(
-            part in repr(net) for part in ("Double", "Boost", "DyUser", "Outer", "Repeat", "Decay", "Stacked", "Monotone")
+            part in repr(net)
+            for part in ("Double", "Boost", "DyUser", "Outer", "Repeat", "Decay", "Stacked", "Monotone", "Shooting")
         )
         return
     assert network_of(pickle.loads(pickle.dumps(net))).structure() == structure
