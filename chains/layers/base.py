@@ -215,6 +215,7 @@ class Declaration:
         self.shared_shapes: dict[str, SampleShape] = {}
         self.temporary_shapes: dict[str, SampleShape] = {}
         self.carried_shapes: dict[str, SampleShape] = {}
+        self.kept_axes: tuple[int, ...] = ()  # of arrays that are kept for each step of a loop, before those of a sample
         self.smallest_batch = 1
         self.timed = False  # whether the samples may have lengths
         self.output_times: int | None = None  # steps of the output; 0: none; None: those of the input, if the axis stays
