@@ -159,4 +159,4 @@ def _device(xp: Any, name: str, device: str) -> Any:
     for text, each in known.items():
         if text == device or text.startswith(f"{device}:") or f"'{device}'" in text:
             return each
-    raise ValueError(f"it has the devices {listed(repr(text) for text in known if text != 'meta')}")
+    raise ValueError(f"there is {listed(repr(f'{name}:{text}') for text in known if text != 'meta')}")
