@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 MAX_ROUNDS = 60
-SMALL, TINY = 1e-12, 1e-24  # of the fall that a step promises: one more step is exact to rounding; none is needed
+SMALL, TINY = 1e-12, 1e-21  # of the fall that a step promises: one more step is exact to rounding; none is needed
 ROUNDING = 1e-12  # of a value, which may rise by rounding alone
 SHORTER = 0.25
 
@@ -15,8 +15,10 @@ SHORTER = 0.25
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 
-def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
     """The effects (subjects, n) at the minima, and the sums there, from `start`. Rows do not depend on each other.
+
+    The last result tells whether these effects are those of the last call of `evaluate`.
 
     A step that does not lower a subject's value is repeated, a quarter as long.
     """
@@ -27,6 +29,7 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         effects = np.where(lost[:, None], 0.0, effects)
         sums, step, fall, value = evaluate(effects)
     length = np.ones(len(effects))
+    latest = True
     done = ~(np.isfinite(value) & np.isfinite(fall))
     for _ in range(MAX_ROUNDS):
         scale = 1.0 + abs(value)
@@ -37,6 +40,7 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         trial = effects + np.where(active[:, None], length[:, None] * step, 0.0)
         found = evaluate(trial)
         lower = active & (found[3] <= value + ROUNDING * scale) & np.isfinite(found[2])
+        latest = bool((lower == active).all())
         if lower.all():
             effects, (sums, step, fall, value), length = trial, found, np.ones(len(effects))
             continue
@@ -44,4 +48,4 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         effects, sums, step = (np.where(here, new, old) for new, old in ((trial, effects), (found[0], sums), (found[1], step)))
         fall, value = np.where(lower, found[2], fall), np.where(lower, found[3], value)
         length = np.where(lower, 1.0, SHORTER * length)
-    return effects, sums
+    return effects, sums, latest

@@ -89,6 +89,8 @@ class Arrays:
         buffers, known = executable.program.buffers, self.subject if name in OF_SUBJECTS else self.known
         arrays = {**known, **{key: np.array(array, F64) for key, array in given.items()}, **executable.settings}
         batch = self.subjects.count if name in OF_SUBJECTS else len(self.subjects.x)
+        if name == "curvature" and "rows" in buffers:
+            arrays["rows"] = self.run("terms")["rows"]
         fitting = {key: array for key, array in arrays.items() if key in buffers}
         self._bound[name] = executable.backend.bind(executable.program, batch, fitting)
         return self._bound[name]
@@ -290,7 +292,7 @@ class Point:
             arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)
         triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
         arrays.subject["precision"][...] = triangle
-        self.effects, self.sums = find_modes(self._newton, start)
+        self.effects, self.sums, self._has_rows = find_modes(self._newton, start)
         arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
         found = arrays.run("laplace")
         self.inverse = found["inverse"].copy()
@@ -327,6 +329,10 @@ class Point:
         arrays.subject["inverse"][...] = self.inverse
         arrays.spread("effects", self.effects)
         arrays.spread("inverse", self.inverse)
+        if programs.keeps_rows(self.recipe):
+            if not self._has_rows:
+                arrays.run("terms")
+            self._has_rows = True
         if not self.recipe.linear:
             arrays.subject["slopes"][...] = self.subjects.sums(arrays.run("curvature")["slopes"])
         found = arrays.run("implicit")

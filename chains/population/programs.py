@@ -42,19 +42,44 @@ class Recipe:
     linear: bool = False
 
 
-class Expansion:
+class Table:
+    """A recorder of formulas of measurements, `count` in each sample."""
+
+    def __init__(self, name: str, count: int, dtype: Any) -> None:
+        self.ops, self.count = Recorder(name, dtype), count
+
+    def record(self, outs: Sequence[View], views: Sequence[View], function: Any) -> None:
+        """Record a map whose results are zero where there is no measurement."""
+        weights = self.ops.external("weights", (self.count,), role="input", batched=True)
+        number = list(views).index(weights)
+
+        def masked(*values: Any) -> tuple[Any, ...]:
+            return tuple(where(values[number] == 0.0, 0.0, each) for each in function(values))
+
+        self.ops.map(tuple(outs), masked, *views)
+
+    def sums(self, name: str, length: int) -> tuple[list[View], Any]:
+        """Rows for numbers of each measurement, and a function that records their sums over each sample, an output."""
+        out = self.ops.external(name, (length,), role="output", batched=True)
+        if self.count == 1:
+            return [out.index(1, k).expand(-1) for k in range(length)], lambda: None
+        entries = self.ops.scratch(name, (length, self.count))
+        return [entries.index(1, k) for k in range(length)], lambda: self.ops.sum(out.expand(-1), entries)
+
+
+class Expansion(Table):
     """A recorder with the network's series by the effects: derivatives of each output as views and as formulas."""
 
     def __init__(self, name: str, network: Network, recipe: Recipe, order: int, dtype: Any) -> None:
         network.declaration.check_series()
+        super().__init__(name, math.prod(network.declaration.output_shape), dtype)
         self.network, self.recipe, self.order = network, recipe, order
-        self.ops = ops = Recorder(name, dtype)
-        n = recipe.effects
+        ops, n = self.ops, recipe.effects
         self.p = ops.external("p", (network.layout.size,), role="input")
         self.effects = ops.external("effects", (n,), role="input", batched=True)
         self.x = self._inputs()
         self.y = ops.scratch("y", network.declaration.output_shape)
-        self.count = math.prod(network.declaration.output_shape)
+        self.dx = ops.scratch("dx", network.declaration.input)
         self.g = ops.scratch("gradient", (network.layout.size,), batched=False)
         self.node = _node(ops, network, self.p, self.g)
         self.directions = [(i, i) for i in range(n)] + [(i, j) for i, j in pairs(n) if i < j] * (order > 1)
@@ -129,24 +154,6 @@ class Expansion:
     def at(self) -> View:
         return self.ops.external("at", (self.count,), role="input", batched=True)
 
-    def record(self, outs: Sequence[View], views: Sequence[View], function: Any) -> None:
-        """Record a map whose results are zero where there is no measurement."""
-        weights = self.ops.external("weights", (self.count,), role="input", batched=True)
-        number = list(views).index(weights)
-
-        def masked(*values: Any) -> tuple[Any, ...]:
-            return tuple(where(values[number] == 0.0, 0.0, each) for each in function(values))
-
-        self.ops.map(tuple(outs), masked, *views)
-
-    def sums(self, name: str, length: int) -> tuple[list[View], Any]:
-        """Rows for numbers of each measurement, and a function that records their sums over each sample, an output."""
-        out = self.ops.external(name, (length,), role="output", batched=True)
-        if self.count == 1:
-            return [out.index(1, k).expand(-1) for k in range(length)], lambda: None
-        entries = self.ops.scratch(name, (length, self.count))
-        return [entries.index(1, k) for k in range(length)], lambda: self.ops.sum(out.expand(-1), entries)
-
 
 @dataclass(frozen=True)
 class Symbols:
@@ -183,7 +190,20 @@ def terms(network: Network, recipe: Recipe, dtype: Any) -> Program:
     rows, finish = expansion.sums("sums", 1 + n + 2 * len(places))
     expansion.record(rows, views, function)
     finish()
+    if keeps_rows(recipe):
+        kept = expansion.ops.external("rows", (1 + n + len(places), expansion.count), role="output", batched=True)
+
+        def derivatives(*values: Any) -> tuple[Any, ...]:
+            each = sort(values)
+            return (values[0], *each.first, *each.second.values())
+
+        expansion.ops.map(tuple(kept.index(1, k) for k in range(kept.sample_shape[0])), derivatives, *views)
     return expansion.ops.finish()
+
+
+def keeps_rows(recipe: Recipe) -> bool:
+    """Whether `curvature` works on the predictions and their first two derivatives that `terms` leaves in ``rows``."""
+    return not (recipe.linear or recipe.deviance.exact)
 
 
 class SubjectProgram:
@@ -283,12 +303,47 @@ def implicit(recipe: Recipe, dtype: Any) -> Program:
 
 
 def curvature(network: Network, recipe: Recipe, dtype: Any) -> Program:
-    """slopes = the gradient of log det H by the effects of each sample."""
+    """slopes = the gradient of log det H by the effects of each sample.
+
+    An exact H has second derivatives, of which third ones are needed: a pullback has them.
+    """
+    if keeps_rows(recipe):
+        return _curvature_of_rows(network, recipe, dtype)
     expansion = _adjoint("slopes of log det H", network, recipe, dtype, total=False)
     width = expansion.x.sample_shape[0]
     out = expansion.ops.external("slopes", (recipe.effects,), role="output", batched=True)
-    expansion.ops.copy(out, expansion.dx.slice(1, width - recipe.effects, width))  # type: ignore[attr-defined]
+    expansion.ops.copy(out, expansion.dx.slice(1, width - recipe.effects, width))
     return expansion.ops.finish()
+
+
+def _curvature_of_rows(network: Network, recipe: Recipe, dtype: Any) -> Program:
+    """The gradient of log det H where it is the sum of kappa a a': kappa' a (a' S a) + 2 kappa B S a."""
+    n, places, deviance = recipe.effects, pairs(recipe.effects), recipe.deviance
+    table = Table("slopes of log det H", math.prod(network.declaration.output_shape), dtype)
+    ops, count = table.ops, table.count
+    rows = ops.external("rows", (1 + n + len(places), count), role="input", batched=True)
+    inverses = ops.external("inverse", (len(places),), role="input", batched=True)
+    s = ops.external("s", (max(deviance.count, 1),), role="input")
+    at = [] if deviance.interaction else [ops.external("at", (count,), role="input", batched=True)]
+    views = [ops.external("weights", (count,), role="input", batched=True)]
+    views += [rows.index(1, k) for k in range(rows.sample_shape[0])]
+    views += [inverses.index(1, k).expand(-1) for k in range(len(places))]
+    views += [*(s.index(0, k) for k in range(deviance.count)), *at]
+
+    def function(values: Sequence[Any]) -> list[Any]:
+        rest = iter(values[1:])
+        f, a = next(rest), [next(rest) for _ in range(n)]
+        b, inverse = (symmetric([next(rest) for _ in places], n) for _ in range(2))
+        parameters = [next(rest) for _ in range(deviance.count)]
+        slopes = deviance.at(f, next(rest) if at else f, f, *parameters)
+        sa = [dot(row, a) for row in inverse]
+        first = slopes.kappa(F) * dot(a, sa)
+        return [first * a[i] + 2.0 * slopes.kappa() * dot(b[i], sa) for i in range(n)]
+
+    outs, finish = table.sums("slopes", n)
+    table.record(outs, views, function)
+    finish()
+    return ops.finish()
 
 
 def gradient(network: Network, recipe: Recipe, dtype: Any, *, each: bool = False) -> Program:
@@ -345,12 +400,10 @@ def _adjoint(name: str, network: Network, recipe: Recipe, dtype: Any, *, total: 
     expansion.record(outs, views, function)
     for end in finish:
         end()
-    dx = ops.scratch("dx", network.declaration.input)
     before = ops.pop_operations()
-    expansion.node.pullback(ops, expansion.x, expansion.y, dy, dx)
+    expansion.node.pullback(ops, expansion.x, expansion.y, dy, expansion.dx)
     pullback, ops.operations = ops.pop_operations(), before
     jet.record(pullback)
-    expansion.dx = dx  # type: ignore[attr-defined]
     return expansion
 
 
