@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.layers import Append
-from chains.network import executables
+from chains.network.agreement import agreement
 from chains.network.network import network_of
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
@@ -196,7 +196,7 @@ class PopulationModel:
         comm : communicator of mpi4py, optional
             Each process passes its own subjects; values and gradients are those of all.
         """
-        with executables.agreement(comm) as processes:
+        with agreement(comm) as processes:
             check_word("method", method, *METHODS)
             found = self.data(x, y, subjects)
             made = PopulationObjective(network_of(self.net), self._split, self.error, method, found, processes)
