@@ -124,7 +124,10 @@ def test_a_pickled_network_has_its_library_and_device():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("torch:cuda:99", "array library 'torch' cannot be used on the device 'cuda:99'"),
+        ("torch:cuda:99", "array library 'torch' cannot be used on the device 'cuda:99': there is 'torch:cpu'"),
+        ("torch:foo", "on the device 'foo': there is 'torch:cpu'[a-z0-9:', and]*$"),
+        ("numpy:cuda", "on the device 'cuda': there is 'numpy:cpu'$"),
+        ("array_api_strict:foo", "on the device 'foo': there is .*CPU_DEVICE"),
         ("missing_library:cpu", "array library 'missing_library' cannot be used"),
         ("math:cpu", "array library 'math' cannot be used"),
     ],
