@@ -220,7 +220,7 @@ def _programs(request: Request, stepping: Stepping | None, step: Program | None)
 
 def _descriptions(request: Request) -> dict[str, str]:
     """A line about each kind of function."""
-    criterion = request.criterion
+    criterion, optimizer = request.criterion, request.optimizer
     return {
         "forward": "The outputs y.",
         "vjp": f"Pulls the cotangents dy back: fills {' and '.join(GRADIENTS[request.gradient])}.",
@@ -230,7 +230,7 @@ def _descriptions(request: Request) -> dict[str, str]:
         "jacobian": "The Jacobian J of each sample: the derivatives of its outputs with respect to its inputs.",
         "hessian": "The Hessian H of each sample with respect to its inputs: of the sum of v times its outputs. Symmetric.",
         "stream_jacobian": "The Jacobian J of one step of a sequence.",
-        "step": f"One step of {request.optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
+        "step": f"One step of {optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
     }
 
 
