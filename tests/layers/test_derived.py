@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import chains
-from chains import expr
+from chains import expr, losses
 from chains.layers import Cell, Layer, node
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.operations import Window
 from chains.testing import check_gradients, run_program
-from tests.harness import BACKENDS, LAYERS, assert_close
+from tests.harness import BACKENDS, LAYERS, LOSS_CASES, assert_close
 
 # Layers whose `forward` has a loop, which has no rule; their parts are derived.
 WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "SteadyState"}
@@ -242,6 +242,27 @@ def test_the_step_of_a_loop_by_forward_alone(name):
         own = chains.Chain(layer, input_shape=shape, backend="native")
         for found, wanted in zip(own.vjp(p, x, dy), (g, g_x), strict=True):
             assert_close(found, wanted, 1e-12, name)
+
+
+class ByForward(losses.Loss):
+    """A loss of the library whose gradient is derived."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def forward(self, ops, y, t, w, value):
+        self.loss.record(ops, y, t, w, value, ops.scratch("never read", y.sample_shape))
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("case", LOSS_CASES, ids=str)
+def test_gradients_of_losses_are_derived(case):
+    net, problem = case.net(), case.problem(4)
+    own, derived = case.loss, ByForward(case.loss)
+    derived.check_target, derived.weighs_targets = own.check_target, own.weighs_targets
+    wanted, found = (net.value_and_grad(problem.p, problem.x, problem.t, each, weights=problem.w) for each in (own, derived))
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(np.asarray(a), np.asarray(b), 1e-13, str(case))
 
 
 def looping(ops, x, y, p, s):
