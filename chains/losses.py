@@ -21,7 +21,7 @@ from chains.activations import sigmoid
 from chains.expr import exp, log, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
 from chains.expr.formulas import Replay, traced
-from chains.layers.derived import derive
+from chains.layers.derived import derive as derive_pullback
 from chains.layers.node import check_filled
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
@@ -115,7 +115,7 @@ class Loss(FrozenOnceRecorded, ABC):
         given = dy if dy.contiguous else scratch_like(dy, "dy")
         slope = ops.scratch("d value", (), batched=False)
         places = [Place(y, given), Place(value, slope)]
-        operations, pullback = derive(ops, lambda: self.forward(ops, y, t, w, value), places, [value], "")
+        operations, pullback = derive_pullback(ops, lambda: self.forward(ops, y, t, w, value), places, [value], "")
         check_filled(f"{type(self).__name__}.forward", operations, {"value": value})
         ops.operations += operations
         ops.fill(slope, 1.0)
