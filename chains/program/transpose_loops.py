@@ -103,7 +103,7 @@ class _InLoop(LoopTransposer):
                     f"there is no rule for the pullback of a `loop` that writes to `{place.view}` in a part for each step and "
                     "uses it as a whole: write to a separate array"
                 )
-            if not written and not place.view.batched and moves == {0}:
+            if not written and not place.view.batched and not any(view.loop_strides for view in views):
                 shape = (self.loop.steps, *place.view.sample_shape)
                 self._each[place] = self._steps.now(
                     Buffer(f"terms of {place.view}", "scratch", place.view.dtype, shape).whole, 0
@@ -165,7 +165,7 @@ class _InLoop(LoopTransposer):
 
     def _in_rows(self, view: View, found: View) -> View:
         """A view of a copy without gaps, for one whose first axis has several rows of each sample."""
-        place = Place(view.buffer.whole, depth=self.depth)
+        place = Place(view.buffer.whole, depth=self.depth + 1)
         own = scratch_like(place.view, f"{view} again")
         self.ops.copy(own, found)
         return place.to(view, own)
@@ -181,8 +181,8 @@ class _InLoop(LoopTransposer):
         if self._is_fresh(view.buffer) and not merged and not any(overlap(out, view) for out in later):
             if view.buffer not in self._expanded:
                 self._expanded[view.buffer] = self._entry(view.buffer.whole)
-            return Place(view.buffer.whole, depth=self.depth).to(view, self._expanded[view.buffer])
-        whole = view if view.loop_strides else self.place(view).view
+            return Place(view.buffer.whole, depth=self.depth + 1).to(view, self._expanded[view.buffer])
+        whole = view if view.loop_stride(self.depth) else self.place(view).view
         before = [k for k, each in enumerate(self.operations[:time]) if any(overlap(out, whole) for out in each.writes)]
         key = (whole, before[-1] if before else -1)
         if key not in self._copies:
@@ -190,7 +190,7 @@ class _InLoop(LoopTransposer):
             self._inserted.append((time, Copy((self._copies[key],), (whole,))))
         if self._is_merged(view):
             return self._copies[key]
-        return Place(whole, depth=self.depth if not view.loop_strides else len(view.loop_strides)).to(view, self._copies[key])
+        return Place(whole, depth=self.depth + 1).to(view, self._copies[key])
 
     def _entry(self, view: View) -> View:
         """The entry of a step in a new array."""
@@ -203,7 +203,7 @@ class _InLoop(LoopTransposer):
         body = list(self.operations)
         for time, copy in sorted(self._inserted, key=lambda each: each[0], reverse=True):
             body.insert(time, copy)
-        places = {buffer: Place(buffer.whole, depth=self.depth) for buffer in self._expanded}
+        places = {buffer: Place(buffer.whole, depth=self.depth + 1) for buffer in self._expanded}
 
         def moved(view: View) -> View:
             return places[view.buffer].to(view, self._expanded[view.buffer]) if view.buffer in places else view
