@@ -22,9 +22,9 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.network import record
-from chains.network.free import FreeObjective
-from chains.network.minimize_with_scipy import check_start, minimize_with_scipy
-from chains.network.trained_arguments import completed, trained_arguments
+from chains.objectives.free import FreeObjective
+from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
+from chains.objectives.trained_arguments import completed, trained_arguments
 from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
