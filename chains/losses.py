@@ -10,7 +10,7 @@ makes training raise the loss of its sample, as a negative advantage does in pol
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
