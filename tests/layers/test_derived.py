@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,6 +269,18 @@ def test_gradients_of_losses_are_derived(case):
     wanted, found = (net.value_and_grad(problem.p, problem.x, problem.t, each, weights=problem.w) for each in (own, derived))
     for a, b in zip(found, wanted, strict=True):
         assert_close(np.asarray(a), np.asarray(b), 1e-13, str(case))
+
+
+TWENTY = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tutorials" / "custom" / "twenty_layers.py"))["LAYERS"]
+
+
+@pytest.mark.parametrize(("layer", "shape"), TWENTY, ids=[str(layer) for layer, _ in TWENTY])
+def test_the_layers_of_the_tutorial(layer, shape):
+    check_in_a_direction(layer, shape, native=False)  # the tutorial checks all directions
+
+
+def test_the_tutorial_has_twenty_layers():
+    assert len({str(layer) for layer, _ in TWENTY}) == 20
 
 
 def plain_rnn(ops, x, y, p, s):
