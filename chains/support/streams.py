@@ -37,7 +37,8 @@ PURPOSES = {
     "sample": 6,  # the momenta and the decisions of a sampler
     "posterior": 7,  # draws from an approximate posterior
     "points": 8,  # the choice among candidates
-    "scales": 9,  # (term): the numbers at which the size of a residual is taken
+    "population": 9,  # effects and errors of simulated subjects
+    "scales": 10,  # (term): the numbers at which the size of a residual is taken
 }
 MEMBER = 1 << 63  # a bit that seeds of members have
 

@@ -42,6 +42,7 @@ FLOORS = [
     ["solving"],
     ["callbacks", "queueing", "sampling", "testing"],
     ["files", "interop", "sklearn"],
+    ["population"],
     ["__main__"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

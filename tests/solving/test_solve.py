@@ -9,6 +9,7 @@ import pytest
 
 from chains import Adam, AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh, train
 from chains.expr import sin
+from chains.solving.causal import time_axis
 from chains.solving.second_points import Judge
 from chains.solving.solve import ADAM_STRETCH
 from chains.training.folder_lock import FolderLock
@@ -194,12 +195,13 @@ def growth(count=60):
     return net, net.init(seed=1, dtype=np.float64), problem, error
 
 
-def test_a_jump_between_the_points_is_seen_and_mended():
-    net, p, problem, error = growth()
+def test_a_growing_solution_is_found_again_after_a_jump():
+    """At first the network jumps to zero between the points, with a small loss; the residual beside the points is seen."""
+    net, p, problem, error = growth(300)
     found = solve(net, p, problem, iterations=2000, progress=False)
-    assert any(second > 1e3 * loss for second, loss in zip(found.second[1:], found.loss[1:], strict=True))
+    assert found.second[1] > 1e3 * found.loss[1]
     assert found.success
-    assert error(found.p) < 1e-3
+    assert error(found.p) < 1e-6
 
 
 def test_a_run_that_is_too_short_says_so():
@@ -232,3 +234,43 @@ def test_numbers_far_from_one_are_warned_of():
     net = Chain(Dense(1, 2, tanh), Dense(2, 1))
     with pytest.warns(UserWarning, match=r"far from it: x \(5e-09\); ResidualProblem\(..., scales={}\) scales them"):
         solve(net, net.init(dtype=np.float64), problem, adam=1, iterations=1, progress=False)
+
+
+def test_a_run_that_begins_again_resumes_with_identical_bits(tmp_path):
+    """The growth ends wrongly after the first round, so that weights follow time from then on."""
+
+    def solved(iterations, **options):
+        net, p, problem, _ = growth(150)
+        given = {"adam": 200, "every": 300, "progress": False, "checkpoint": tmp_path / str(len(options))}
+        return solve(net, p, problem, iterations=iterations, **given, **options)
+
+    whole = solved(900)
+    assert len(whole.loss) > 6  # rounds of 100 iterations
+    for iterations in (300, 500, 900):
+        part = solved(iterations, resume=True)
+    np.testing.assert_array_equal(part.p, whole.p)
+    assert part.second == whole.second
+
+
+@pytest.mark.parametrize(
+    ("wanted", "terms", "transform"),
+    [
+        (0, [("u.t", "inside"), ("u", "start"), ("u", "sides")], None),
+        (None, [("u.xx", "inside"), ("u", "sides"), ("u", "top and bottom")], None),
+        (None, [("u.xx", "inside"), ("u", "start"), ("u", "end")], None),
+        (0, [("u.t", "inside")], lambda u, t, x: t * (1.0 - x) * x * u),
+        (None, [("u.xx", "inside")], lambda u, t, x: t * (1.0 - t) * x * (1.0 - x) * u),
+    ],
+)  # fmt: skip
+def test_time_is_a_coordinate_with_a_start_and_no_end(wanted, terms, transform):
+    line, zeros = np.linspace(0.0, 1.0, 20), np.zeros(20)
+    places = {
+        "inside": np.random.default_rng(0).uniform(0.0, 1.0, (50, 2)),
+        "start": np.column_stack([zeros, line]),
+        "end": np.column_stack([zeros + 1.0, line]),
+        "sides": np.column_stack([line, np.tile([0.0, 1.0], 10)]),
+        "top and bottom": np.column_stack([np.tile([0.0, 1.0], 10), line]),
+    }
+    formulas = {"u": lambda u: u, "u.t": lambda u: u.t - u.xx, "u.xx": lambda u: u.xx + u.tt}
+    given = [Term(formulas[formula], places[place]) for formula, place in terms]
+    assert time_axis(ResidualProblem(("t", "x"), ("u",), given, transform=transform)) == wanted

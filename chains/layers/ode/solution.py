@@ -137,12 +137,13 @@ class Solution:
     def pullback(self, y: View, dy: View, dx: View, failed: View | None, d_end: View | None = None) -> None:
         """Record the gradients of parameters, and `dx`, from the cotangents of the states at the times, `y`.
 
-        `failed`, (batch, 1), is NaN for failed solutions and 0 for others, if solutions may fail. With step control, `d_end`
-        may be the cotangent of the state after the last step, which is at none of the times.
+        `failed`, (batch, 1), is NaN for failed solutions and 0 for others, if solutions may fail. `d_end` may be the cotangent
+        of the state after the last step, if it is at none of the times.
         """
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
-        self._begin_pullback(d_state, d_end if adaptive else dy.index(1, self.grid.intervals), dx, failed)
+        d_last = d_end if adaptive or d_end is not None else dy.index(1, self.grid.intervals)
+        self._begin_pullback(d_state, d_last, dx, failed)
         d_begins = self._at_begins(dy) if not adaptive else None
         sums = GradientSums(ops, self.grid, self.rhs)
         with self._segments(backwards=True, failed=failed) as at:
