@@ -21,7 +21,8 @@ import numpy as np
 
 from chains.expr.formulas import Replay
 from chains.residuals.loss import ResidualLoss, Tracer
-from chains.residuals.scales import Sampled, Scales, find_scales, given_scales
+from chains.residuals.scale_guesses import Sampled, find_scales
+from chains.residuals.scales import Scales, given_scales
 from chains.support import streams
 from chains.support.arguments import check_seed
 from chains.support.checks import check_number
@@ -91,8 +92,6 @@ class ResidualProblem:
         Each point's weights and data.
     loss : Loss
         The loss of a network at `x` and `t`.
-    scales : Scales or None
-        The offsets and lengths, and the sizes of the equations.
 
     Raises
     ------
@@ -134,6 +133,7 @@ class ResidualProblem:
 
     @property
     def scales(self) -> Scales | None:
+        """The offsets and lengths of variables, and the sizes of equations; None without `scales`."""
         return self.loss.scales
 
     def _inward(self, points: np.ndarray) -> np.ndarray:
@@ -141,14 +141,8 @@ class ResidualProblem:
         return points if self.scales is None else self.scales.inward(points)
 
     def guessed_scales(self) -> Scales:
-        """The scales of the problem, or a guess if there are none."""
+        """The scales of the problem; a guess of them, as by ``scales={}``, if it has none."""
         return self.scales or find_scales(self.loss, self._sampled(), {})
-
-    @property
-    def sizes(self) -> tuple[tuple[float, ...], ...]:
-        """The size of each equation of each term in the loss: 1 where `scales` divide by it, else a guess."""
-        sizes = self.guessed_scales().residuals
-        return sizes if self.scales is None else tuple((1.0,) * len(each) for each in sizes)
 
     def _sampled(self) -> list[Sampled]:
         """The residual of each term at those of its points that have a weight."""

@@ -17,13 +17,15 @@ from chains.support import streams
 
 INTERVALS = 40  # of time
 STRENGTH = 100.0  # the logarithm of a weight for each interval whose residual is as large as its size
+LITTLE = 0.2  # the effect of outputs at the ends of a coordinate, as a share of that inside, below which they have none
 SETTLED = 0.99  # the least weight at which all times count
 
 
 def time_axis(problem: ResidualProblem) -> int | None:
     """The coordinate along which there are conditions at the start and none at the end; None if there is none."""
     if problem.loss.transform is not None:
-        fixed = [_is_fixed(problem, axis) for axis in range(len(problem.coordinates))]
+        transform = Replay(problem.loss.transform)
+        fixed = [_is_fixed(problem, transform, axis) for axis in range(len(problem.coordinates))]
         return next((axis for axis, (first, last) in enumerate(fixed) if first and not last), None)
     low, high = problem.points.min(axis=0), problem.points.max(axis=0)
     near = 1e-6 * (high - low)
@@ -43,17 +45,23 @@ def _is_edge(points: np.ndarray, axis: int) -> bool:
     return len(np.unique(points[:, axis])) <= 2
 
 
-def _is_fixed(problem: ResidualProblem, axis: int) -> tuple[bool, bool]:
-    """Whether the transform gives the same numbers for all outputs, at the least and at the largest value of a coordinate."""
-    rng = streams.generator("scales", 0, len(problem.terms))
-    points, values = problem.points[:100].copy(), rng.uniform(-1.0, 1.0, (2, len(problem.outputs), 100))
-    found = []
-    for end in (problem.points[:, axis].min(), problem.points[:, axis].max()):
-        points[:, axis] = end
+def _is_fixed(problem: ResidualProblem, transform: Replay, axis: int) -> tuple[bool, bool]:
+    """Whether the transform leaves little of the outputs at the least and at the largest value of a coordinate."""
+    points = problem.points[:100]
+    values = streams.generator("scales", 0, len(problem.terms)).uniform(-1.0, 1.0, (2, len(problem.outputs), len(points)))
+
+    def effect(places: np.ndarray) -> float:
         with np.errstate(all="ignore"):
-            one, two = (np.array(Replay(problem.loss.transform)(*each[:, : len(points)], *points.T)) for each in values)
-        found.append(bool(np.allclose(one, two, rtol=1e-9, atol=1e-12)))
-    return found[0], found[1]
+            one, two = (np.array(transform(*each, *places.T)) for each in values)
+        return float(abs(one - two).mean())
+
+    inside = effect(points)
+    ends = []
+    for end in (problem.points[:, axis].min(), problem.points[:, axis].max()):
+        places = points.copy()
+        places[:, axis] = end
+        ends.append(effect(places) < LITTLE * inside)
+    return ends[0], ends[1]
 
 
 class CausalWeights:

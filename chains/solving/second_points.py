@@ -135,8 +135,9 @@ class Judge:
         pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
         self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
         self.renewable = [k for k in free if fresh[k] is not None and not np.ndim(problem.terms[k].weight)]
-        sizes = [np.linalg.norm(each) for each in problem.sizes]
-        self.unit = np.array([size**2 * np.mean(term.weight) for size, term in zip(sizes, problem.terms, strict=True)])
+        sizes = problem.guessed_scales().residuals
+        squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
+        self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
         self.outputs = self._outputs(p)
 
     def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
@@ -147,8 +148,9 @@ class Judge:
             term = self.problem.terms[k]
             rest = [np.asarray(each.points, np.float64) for each in self.problem.terms if each is not term]
             others = np.concatenate([*rest, np.empty((0, len(self.problem.coordinates)))])
-            parts = [fresh_points(np.asarray(term.points, np.float64), others, rng) for _ in range(times)]
-            if parts[0] is not None:
+            drawn = (fresh_points(np.asarray(term.points, np.float64), others, rng) for _ in range(times))
+            parts = [each for each in drawn if each is not None]
+            if parts:
                 weight = np.tile(term.weight, times) if np.ndim(term.weight) else term.weight
                 found[k] = replace(term, points=np.concatenate(parts), weight=weight)
         return found

@@ -221,8 +221,7 @@ class _Run:
         self.judge = Judge(net, p, problem, self._pools(0), seed)
         self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
         self.best = float("inf")
-        self.causal: CausalWeights | None = None
-        self.axis = time_axis(problem)
+        self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
         self.lost = False  # whether the last round made the second residuals much larger
         self.before = 0.0  # seconds of the runs before
@@ -242,8 +241,9 @@ class _Run:
                 loss = self._adam(adam, optimizer, bar)
                 self._record(loss, clock(), path)
             while self.done < iterations and not solution.stopped:
-                if self.poor and self.rounds == 1 and self.causal is None:
-                    self._begin_again(adam, optimizer, bar)
+                axis = time_axis(self.problem) if self.poor and self.rounds == 1 and self.causal is None else None
+                if axis is not None:
+                    self._begin_again(axis, adam, optimizer, bar)
                 if seconds is not None and clock() >= seconds:
                     solution.stopped = f"{seconds:g} seconds are over"
                     break
@@ -253,9 +253,9 @@ class _Run:
             solution.p = self.p
             solution.stopped = f"interrupted after {counted(self.done, 'iteration')}"
 
-    def _begin_again(self, steps: int, optimizer: Optimizer, bar: Progress) -> None:
+    def _begin_again(self, axis: int, steps: int, optimizer: Optimizer, bar: Progress) -> None:
         """Return to the start, with weights that follow time."""
-        self.causal, self.matrix, self.p = CausalWeights(self.axis, self.judge.unit), None, self.start.copy()
+        self.causal, self.matrix, self.p = CausalWeights(axis, self.judge.unit), None, self.start.copy()
         self._add_points()
         self._adam(steps, optimizer, bar)
 
@@ -359,7 +359,7 @@ class _Run:
         if not verdict.second.sum() >= self.best:
             self.best, solution.p = float(verdict.second.sum()), self.p.copy()
             solution.success, solution.message = verdict.success, verdict.sentence()
-        self.poor = self.axis is not None and (self.lost or not verdict.relative <= POOR)
+        self.poor = self.lost or not verdict.relative <= POOR
         solution.second.append(float(verdict.second.sum()))
         solution.terms.append(verdict.second.tolist())
         solution.loss.append(loss)
@@ -373,11 +373,12 @@ class _Run:
 
     def _save(self, path: Path) -> None:
         s = self.solution
+        causal = self.causal and (self.causal.axis, self.causal.settled)
         known = {
             "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "best": self.best,
-            "renewed": self.renewed, "lost": self.lost, "poor": self.poor, "settled": self.causal and self.causal.settled,
-            "loss": s.loss, "second": s.second, "terms": s.terms, "iterations": s.iterations,
-            "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics, "success": s.success, "message": s.message,
+            "renewed": self.renewed, "lost": self.lost, "poor": self.poor, "causal": causal, "loss": s.loss, "second": s.second,
+            "terms": s.terms, "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
+            "success": s.success, "message": s.message,
         }  # fmt: skip
         arrays: dict[str, Any] = {
             "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs
@@ -400,9 +401,9 @@ class _Run:
         s, self.ended_adam = self.solution, True
         for name in ("rounds", "failed", "done", "best", "renewed", "lost", "poor"):
             setattr(self, name, known.pop(name))
-        settled = known.pop("settled")
-        if settled is not None:
-            self.causal = CausalWeights(self.axis, self.judge.unit, settled)
+        causal = known.pop("causal")
+        if causal is not None:
+            self.causal = CausalWeights(causal[0], self.judge.unit, causal[1])
             self._add_points()
         for name, values in known.items():
             setattr(s, name, values)

@@ -82,7 +82,7 @@ def test_guesses_follow_points_and_conditions():
     assert (x0, dx) == (0.0, 0.1)
     ((u0, du),) = scales.outputs
     assert u0 == pytest.approx(350.0, rel=1e-2)
-    assert 50.0 <= du <= 150.0
+    assert du == pytest.approx(50.0, rel=0.1)
 
 
 def test_a_source_gives_the_length_of_an_output():
@@ -104,6 +104,15 @@ def test_data_without_weight_are_no_conditions():
     term = Term(lambda u, m: u - m, np.linspace(0.0, 1.0, 4)[:, None], {"m": measured}, np.array([1.0, 0.0, 1.0, 0.0]))
     problem = ResidualProblem(("x",), ("u",), [term], scales={})
     assert problem.scales.outputs[0] == (2e3, pytest.approx(1e3, rel=0.1))
+
+
+def test_conditions_in_one_term_are_read_one_by_one():
+    terms = [
+        Term(lambda p: p.tt - 1e5 * p.xx, INSIDE),
+        Term(lambda p, x: (p - 100.0 * sin(math.pi * x), p.t), EDGE),
+    ]
+    ((_, length),) = ResidualProblem(("t", "x"), ("p",), terms, scales={}).scales.outputs
+    assert length == pytest.approx(50.0, rel=0.1)
 
 
 def test_the_problem_shows_its_scales():

@@ -139,7 +139,7 @@ def test_the_time_is_bounded_and_the_table_printed():
     assert found.iterations == [0]
     lines = repr(run()).splitlines()
     assert lines[0].split() == ["iterations", "seconds", "loss", "second", "error", "mean", "number"]
-    assert [line.split()[0] for line in lines[1:]] == ["0", "30", "60", "90"]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "30", "60", "90", "success:"]
 
 
 def test_it_can_be_drawn():
