@@ -110,12 +110,13 @@ def _balanced(trials: Sequence[_Trial], outputs: Sequence[Pair], least: Mapping[
     found = [_or_one(pair) for pair in outputs]
     rest = [_rms(*trial(found, without=range(len(found)))) for trial in trials]
     for _ in range(ROUNDS if least else 0):
-        everything = [trial(found) for trial in trials]
+        before = list(found)
+        everything = [trial(before) for trial in trials]
         for output, low in least.items():
-            offset, length = found[output]
+            offset, length = before[output]
             wanted = low
             for trial, total, r in zip(trials, everything, rest, strict=True):
-                own = _rms(*(a - b for a, b in zip(total, trial(found, without=(output,)), strict=True)))
+                own = _rms(*(a - b for a, b in zip(total, trial(before, without=(output,)), strict=True)))
                 if own > 0.0 and NEGLIGIBLE * abs(offset) < length * (r / own) < math.inf:
                     wanted = max(wanted, length * (r / own))
             found[output] = offset, math.sqrt(length) * math.sqrt(wanted or length)

@@ -98,7 +98,7 @@ class Verdict:
 
     terms: np.ndarray  # each term's part of the loss, (terms,)
     second: np.ndarray  # the same at the second points
-    relative: float  # the largest root of a mean squared residual at the second points, as a share of its term's size
+    relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
     change: float  # of the outputs since the last verdict, as a share of their deviation
 
     @property
@@ -138,6 +138,7 @@ class Judge:
         sizes = problem.guessed_scales().residuals
         squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
         self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
+        self.exact = np.array([not _measured(problem, k) for k in range(len(squares))])
         self.outputs = self._outputs(p)
 
     def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
@@ -161,8 +162,8 @@ class Judge:
         self.outputs = self._outputs(p)
         with np.errstate(all="ignore"):
             deviation = np.maximum(self.outputs.std(axis=1), 1e-12 * abs(self.outputs).max(axis=1))
-            change = np.sqrt(((self.outputs - before) ** 2).mean(axis=1)) / deviation
-        relative = float(np.sqrt(second / self.unit).max())
+            change = (self.outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
+        relative = float(np.sqrt((second / self.unit)[self.exact]).max(initial=0.0))
         return Verdict(self._losses(p, at), second, relative, float(np.nanmax(change, initial=0.0)))
 
     def _outputs(self, p: np.ndarray) -> np.ndarray:
@@ -176,3 +177,8 @@ class Judge:
             own[:, [k for k in range(len(found)) if k != number]] = 0.0
             found[number] = self.net.value_and_grad(p, at.x, own, at.loss)[0]
         return found
+
+
+def _measured(problem: ResidualProblem, number: int) -> bool:
+    """Whether a term compares outputs with data, which may have noise."""
+    return bool(problem.terms[number].data) and all(not by for _, by in problem.loss.residuals[number].pieces)

@@ -41,7 +41,7 @@ from chains.training.train import train
 
 ADAM_STRETCH = 100  # steps of Adam between two updates of weights
 FILE = "solve.safetensors"
-LOST = 10.0  # the ratio of residuals at second points at which a round is undone
+LOST = 100.0  # the ratio of losses at second points at which a round is no part of the result
 POOR = 0.1  # the residuals after the first round, as a share of their sizes, at which times are weighed
 CAUSAL_ROUND = 100  # iterations between two updates of the weights of times
 TIMES = 4  # candidates between points, as a multiple of these
@@ -52,7 +52,7 @@ MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 class Solution:
     """The result of `solve`: the parameters `p`, and a history with one entry for Adam and one for each round.
 
-    `p` are the parameters after the round with the smallest residuals at second points, at which nothing is trained.
+    `p` are the last parameters whose loss at second points, at which nothing is trained, is not a hundred times the least one.
     """
 
     p: np.ndarray
@@ -317,7 +317,7 @@ class _Run:
         self.at = at
         if causal is not None:
             at, iterations = causal.update(self.net, self.p, at), min(iterations, CAUSAL_ROUND)
-        elif self.lost:
+        elif self.lost and self.renewed:
             self.p, self.matrix = solution.p.copy(), None
         if self.weights is not None:
             at = self.weights.update(self.net, self.p, at)
@@ -355,12 +355,13 @@ class _Run:
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
         verdict = self.judge.look(self.p, self.at)
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
-        self.lost = bool(self.renewed) and not verdict.second.sum() <= LOST * self.best
-        if not verdict.second.sum() >= self.best:
-            self.best, solution.p = float(verdict.second.sum()), self.p.copy()
-            solution.success, solution.message = verdict.success, verdict.sentence()
+        second = float(verdict.second.sum())
+        self.lost = second > LOST * self.best
+        if not self.lost:
+            solution.p, solution.success, solution.message = self.p.copy(), verdict.success, verdict.sentence()
+        self.best = min(self.best, second)
         self.poor = self.lost or not verdict.relative <= POOR
-        solution.second.append(float(verdict.second.sum()))
+        solution.second.append(second)
         solution.terms.append(verdict.second.tolist())
         solution.loss.append(loss)
         solution.iterations.append(self.done)

@@ -213,19 +213,20 @@ def test_a_run_that_is_too_short_says_so():
     assert repr(found).splitlines()[-1] == f"success: False: {found.message}"
 
 
-def test_the_parameters_are_the_best_at_the_second_points(monkeypatch):
-    """The second of three rounds looks best; its parameters are the result, whatever follows."""
+@pytest.mark.parametrize(("share", "chosen"), [(1e-9, 2), (0.5, 3)])
+def test_a_state_much_worse_than_the_best_is_no_result(monkeypatch, share, chosen):
+    """The second of three rounds looks best at the second points."""
     looked, look = [], Judge.look
 
     def seen(judge, p, at):
         verdict = look(judge, p, at)
         looked.append(p.copy())
-        return replace(verdict, second=verdict.second * (1e-9 if len(looked) == 3 else 1.0))
+        return replace(verdict, second=np.ones(1) * (share if len(looked) == 3 else 1.0))
 
     monkeypatch.setattr(Judge, "look", seen)
     found = run()
     assert len(looked) == 4
-    np.testing.assert_array_equal(found.p, looked[2])
+    np.testing.assert_array_equal(found.p, looked[chosen])
 
 
 def test_numbers_far_from_one_are_warned_of():
