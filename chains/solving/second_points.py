@@ -21,8 +21,8 @@ FEWEST = 10  # points of a term that may fill a region; two are often the ends o
 NEIGHBOURS = 3  # among which one is chosen
 FLAT = 1e-9  # the extent along an axis, as a share of the largest, below which points lie in a plane
 MOST_APART = 10.0  # the ratio of residuals at other points and at those of the training that still counts as equal
-LARGEST_RESIDUAL = 1e-2  # as a share of its size
-LARGEST_CHANGE = 1e-2  # of the outputs in the last round, as a share of their deviation
+LARGEST_RESIDUAL = 3e-3  # as a share of its size
+LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their deviation
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
 
@@ -126,7 +126,7 @@ class Verdict:
 
 
 class Judge:
-    """Looks at a network at points of its own, and keeps its outputs there from one look to the next."""
+    """Looks at a network at second points, and keeps its outputs there from one look to the next."""
 
     def __init__(self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int) -> None:
         self.net, self.problem = net, problem
