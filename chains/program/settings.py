@@ -45,7 +45,8 @@ def freeze(thing: Any) -> None:
         for part in thing:
             freeze(part)
         return
-    if type(thing).__setattr__ is FrozenOnceRecorded.__setattr__:
+    own: Any = type(thing)
+    if own.__setattr__ is FrozenOnceRecorded.__setattr__:
         vars(thing)["_chains_recorded"] = True
     if is_dataclass(thing) and not isinstance(thing, type):
         for _, value in _items(thing):

@@ -6,7 +6,7 @@ stage. The gradients of its weights become products over all steps (`chains.prog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import nan
@@ -386,7 +386,7 @@ class ODE(Layer):
         offset = solution.inputs.first
         first = [offset] if isinstance(offset, View) else []
         number = 0.0 if first else offset
-        to_time = lambda t, *first: t + (first[0] if first else number)  # noqa: E731
+        to_time: Callable[..., Any] = lambda t, *first: t + (first[0] if first else number)  # noqa: E731
         ops.map(last_row.slice(-1, n, n + 1), to_time, event.end, *first)
         ops.map(
             rows.index(-1, n), lambda t, end, *first: to_time(where(t < end, t, end), *first), clock, event.end, *first
