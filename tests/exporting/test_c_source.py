@@ -14,8 +14,9 @@ from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, 
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
-from tests.exporting.support import Functions, data, interface, tool, whole_calls
+from tests.exporting.support import Functions, data, interface, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
+from tests.tools import tool
 
 pytestmark = pytest.mark.few(4)
 
