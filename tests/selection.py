@@ -5,7 +5,7 @@ Three rules choose the quick cases, the same ones every time:
 1. Of a test with ``pytest.mark.few(n)``, `n` cases run, chosen so that each value of each parameter is among them as far as
    that goes. Of a test without the mark run all cases, but `FEW` of those on native.
 2. `tests/thorough.txt` lists the tests that take long, with the number of their cases that remain, which may be 0. The cases
-   are chosen likewise, among those of rule 1.
+   are chosen likewise, among those of rule 1. In place of the number may be the name of the only case that remains.
 3. A test that is named in the command runs with all its cases.
 """
 
@@ -26,10 +26,10 @@ LIST = Path(__file__).with_name("thorough.txt")
 
 
 @cache
-def remaining() -> dict[str, int]:
-    """The number of quick cases of the tests that take long, by the test's path and name."""
-    lines = [line.rsplit(" ", 1) for line in LIST.read_text().splitlines() if not line.startswith("#")]
-    return {test: int(count) for test, count in lines}
+def remaining() -> dict[str, int | str]:
+    """The number of quick cases of the tests that take long, or the name of one, by the test's path and name."""
+    lines = [line.split(" ", 1) for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    return {test: int(quick) if quick.isdecimal() else quick for test, quick in lines}
 
 
 def test_of(item: Any) -> str:
@@ -37,8 +37,8 @@ def test_of(item: Any) -> str:
     return item.nodeid.partition("[")[0]
 
 
-def chosen(calls: Sequence[Any], mark: pytest.Mark | None, most: int | None = None) -> list[Any]:
-    """Those of a test's calls, each with `params`, `indices` and an `id`, that run; `most` of them at most.
+def chosen(calls: Sequence[Any], mark: pytest.Mark | None, most: int | str | None = None) -> list[Any]:
+    """Those of a test's calls, each with `params`, `indices` and an `id`, that run: `most` at most, or the one of this id.
 
     The mark is ``few(n)``, or ``few(n, always=condition)``, which adds the cases whose parameters fulfil a condition.
     """
@@ -46,6 +46,8 @@ def chosen(calls: Sequence[Any], mark: pytest.Mark | None, most: int | None = No
         found = _with_few(calls, FEW, lambda **given: given.get("backend_name") != "native")
     else:
         found = _with_few(calls, *mark.args, mark.kwargs.get("always", lambda **given: False))
+    if isinstance(most, str):
+        return [call for call in calls if call.id == most]
     return found if most is None else _with_few(found, most, lambda **given: False)
 
 

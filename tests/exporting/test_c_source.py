@@ -50,6 +50,8 @@ def compare(functions, n, arrays, error):
                 assert abs(array - wanted).max(initial=0.0) <= error * max(1.0, abs(wanted).max(initial=0.0)), (call.name, name)
 
 
+# A case whose functions take single samples: GCC warned of memory that no sample fills.
+@pytest.mark.few(4, always=lambda case: case.name == "GroupNorm-one-group")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_are_those_of_numpy(case, tmp_path):
     dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]

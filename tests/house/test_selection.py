@@ -81,6 +81,7 @@ def test_a_test_that_takes_long_runs_fewer():
     assert {call.params["backend_name"] for call in found} == {"numpy", "native"}
     assert selection.chosen(many, few(7), 0) == []
     assert len(selection.chosen(many, few(7), 9)) == 7
+    assert [call.id for call in selection.chosen(many, few(7), many[30].id)] == [many[30].id]
 
 
 def test_tests_that_take_long_are_there():
