@@ -196,6 +196,47 @@ def causal_convolution(graph: Graph, end: str) -> Found:
     return graph.data(nodes[2])[0], [Part(layer, [weight.transpose(2, 1, 0).reshape(kernel * inputs, outputs), *bias])]
 
 
+def chebyshev(graph: Graph, end: str) -> Found:
+    """Products of Chebyshev polynomials and their coefficients, as `to_onnx` writes them."""
+    out = graph.path(end, "MatMul")
+    if not out:
+        return None
+    (name,), factors = graph.data(out[0]), []
+    while (node := graph.nodes.get(name)) is not None and node.op_type == "Mul" and len(graph.data(node)) == 2:
+        name, last = node.input
+        factors.append(last)
+    paths = [graph.path(each, "Add", "MatMul") for each in (name, *reversed(factors))]
+    tables = {graph.data(path[1])[0] for path in paths} if all(paths) else set()
+    table = graph.nodes.get(tables.pop()) if len(tables) == 1 else None
+    if table is None or table.op_type != "Concat" or not _is_recurrence(graph, list(table.input)):
+        return None
+    scaled = graph.path(table.input[0], "Mul", "Sub")
+    if not scaled:
+        return None
+    (factor,), (centre,), (weight,) = graph.constants(scaled[0]), graph.constants(scaled[1]), graph.constants(out[0])
+    interval = np.stack([centre - 1.0 / factor, centre + 1.0 / factor], 1).tolist()
+    layer = layers.Chebyshev(len(paths), weight.shape[1], len(table.input), interval)
+    if not all(np.array_equal(graph.constants(path[0])[0], each[0]) for path, each in zip(paths, layer.choices(), strict=True)):
+        return None
+    return graph.data(scaled[1])[0], [Part(layer, [weight])]
+
+
+def _is_recurrence(graph: Graph, names: list[str]) -> bool:
+    """Whether each array from the second on is ``2 u last - older``, where u is the first one, and 1 is before it."""
+    for k in range(1, len(names)):
+        node = graph.nodes[names[k]]
+        product = graph.nodes.get(node.input[0])
+        twice = graph.nodes.get(product.input[0]) if product is not None else None
+        older = graph.arrays.get(node.input[1])
+        begins = older is not None and bool((older == 1.0).all()) if k == 1 else node.input[1] == names[k - 2]
+        operators = [each.op_type if each is not None else "" for each in (node, product, twice)]
+        if operators != ["Sub", "Mul", "Add"] or list(twice.input) != [names[0]] * 2 or product.input[1] != names[k - 1]:  # type: ignore[union-attr]
+            return False
+        if not begins:
+            return False
+    return True
+
+
 PATTERNS: list[Callable[[Graph, str], Found]] = [
-    formula, layer_norm, rms_norm, recurrent, attention, causal_convolution, copies, partial(formula, single=False),
+    formula, layer_norm, rms_norm, recurrent, attention, causal_convolution, chebyshev, copies, partial(formula, single=False),
 ]  # fmt: skip

@@ -290,6 +290,36 @@ def periodic(nodes: Nodes, d: Declaration, layer: layers.Periodic, x: str) -> st
     return nodes.node("Gather", y, nodes.integers(*np.argsort(owners, kind="stable").tolist()), axis=-1)
 
 
+def chebyshev(nodes: Nodes, d: Declaration, layer: layers.Chebyshev, x: str) -> str:
+    """The polynomials of all inputs by the recurrence; then for each input those of the terms, whose product is the basis."""
+    named = zip(("centre", "factor"), layer.affine(), strict=True)
+    centre, factor = (nodes.constant(f"{d.name}.{name}", value) for name, value in named)
+    u = nodes.node("Mul", nodes.node("Sub", x, centre), factor)
+    twice, polynomials = nodes.node("Add", u, u), [u]
+    for k in range(2, layer.degree + 1):
+        older = nodes.number(1.0) if k == 2 else polynomials[-2]
+        polynomials.append(nodes.node("Sub", nodes.node("Mul", twice, polynomials[-1]), older))
+    table, basis = nodes.node("Concat", *polynomials, axis=-1), ""
+    for k, choice in enumerate(layer.choices()):
+        rows = np.zeros((layer.degree, layer.inputs, layer.terms))
+        rows[:, k] = choice[1:]
+        weight = nodes.constant(f"{d.name}.choice{k}", rows.reshape(-1, layer.terms))
+        ones = nodes.constant(f"{d.name}.ones{k}", choice[0])  # the polynomial of degree 0
+        factors = nodes.node("Add", nodes.node("MatMul", table, weight), ones)
+        basis = nodes.node("Mul", basis, factors) if basis else factors
+    return _product(nodes, d, basis)
+
+
+def fourier_series(nodes: Nodes, d: Declaration, layer: layers.FourierSeries, x: str) -> str:
+    """Cosines and sines, which are cosines a quarter of a period earlier, by the weight without its first row, the constant."""
+    frequencies, weight = layer.angular_frequencies(), nodes.value(d, "weight")
+    angles = nodes.node("MatMul", x, nodes.constant(f"{d.name}.frequencies", np.tile(frequencies, 2)))
+    phases = nodes.constant(f"{d.name}.phases", np.repeat([0.5 * math.pi, 0.0], frequencies.shape[1]))
+    waves = nodes.node("Sin", nodes.node("Add", angles, phases))
+    y = nodes.node("MatMul", waves, nodes.constant(f"{d.name}.weight", weight[1:]))
+    return nodes.node("Add", y, nodes.constant(f"{d.name}.constant", weight[0]))
+
+
 def upsample(nodes: Nodes, d: Declaration, layer: layers.Upsample, x: str) -> str:
     factors = [new / old for new, old in zip(d.output_shape, d.input, strict=True)]
     scales = nodes.constant("scales_" + "_".join(map(str, factors)), np.array([1.0, *factors]), np.float32)
@@ -445,6 +475,8 @@ WRITERS: dict[type, Callable[[Nodes, Declaration, Any, str], str]] = {
     layers.Append: append,
     layers.Fourier: lambda nodes, d, layer, x: waves(nodes, d, x, 2.0 * math.pi * nodes.value(d, "frequencies")),
     layers.Periodic: periodic,
+    layers.Chebyshev: chebyshev,
+    layers.FourierSeries: fourier_series,
     layers.Select: lambda nodes, d, layer, x: nodes.node("Gather", x, nodes.integers(*layer.indices), axis=-1),
     layers.Reshape: lambda nodes, d, layer, x: nodes.reshaped(x, *d.output_shape),
     layers.LogSoftmax: lambda nodes, d, layer, x: nodes.node("LogSoftmax", x, axis=-1),

@@ -209,6 +209,9 @@ class Jet:
         ins: dict[View, int] = {}
         symbols: list[Series] = []
         for view in operation.ins:
+            if view.buffer in self._zeros:
+                symbols.append({ZERO: as_expr(0.0)})  # which may be added to a cotangent
+                continue
             rows = {index: self.row(view, index) for index in self._present(view)}
             symbols.append({index: Expr("input", value=ins.setdefault(each, len(ins))) for index, each in rows.items()})
         kinds = [self._is_adjoint(view) for view in operation.ins]
@@ -219,7 +222,7 @@ class Jet:
         outs: dict[View, Expr] = {}
         for out, result in zip(operation.outs, found, strict=True):
             series = result.transposed(symbols) if isinstance(result, Linear) else result
-            self._will_write(out, series, adjoint=isinstance(result, Linear))
+            self._will_write(out, series, adjoint=isinstance(result, Linear), zero=_is_zero(series))
             outs |= {self.row(out, index): series[index] for index in indices(self.orders) if index in series}
         unchanged = [out for out, node in outs.items() if node.operation == "input" and ins.get(out) == node.value]
         nodes = tuple(node for out, node in outs.items() if out not in unchanged)
@@ -427,5 +430,8 @@ def _as_linear(part: Series | Linear) -> Linear | None:
     """A term as a sum of cotangents: zero is the empty sum, None stands for any other series."""
     if isinstance(part, Linear):
         return part
-    is_zero = list(part) == [ZERO] and part[ZERO].operation == "const" and part[ZERO].value == 0.0
-    return Linear({}) if is_zero else None
+    return Linear({}) if _is_zero(part) else None
+
+
+def _is_zero(series: Series) -> bool:
+    return list(series) == [ZERO] and series[ZERO].operation == "const" and series[ZERO].value == 0.0

@@ -10,6 +10,7 @@ from chains.layers.dropout import Dropout, SpatialDropout
 from chains.layers.elementwise import Activation, Scale, Shift
 from chains.layers.embedding import Embedding
 from chains.layers.equations import Equations
+from chains.layers.expansions import Chebyshev, FourierSeries
 from chains.layers.fourier import Fourier, Periodic
 from chains.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from chains.layers.ode import ODE
@@ -23,8 +24,9 @@ from chains.layers.steady import SteadyState
 
 __all__ = [
     "GRU", "LSTM", "ODE", "RNN", "SDE", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
-    "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten", "Fourier",
-    "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad",
-    "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent", "Reshape", "Residual", "Scale",
-    "Select", "Series", "Shift", "Softmax", "SpatialDropout", "SteadyState", "TransformerBlock", "Upsample",
+    "Chebyshev", "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten",
+    "Fourier", "FourierSeries", "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax",
+    "MaxPool", "Monotone", "Pad", "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent",
+    "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout", "SteadyState",
+    "TransformerBlock", "Upsample",
 ]  # fmt: skip

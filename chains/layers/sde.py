@@ -18,9 +18,9 @@ import numpy as np
 from chains.expr import cos, log, sin, sqrt
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.ode.grid import Around, Grid
-from chains.layers.ode.layer import ascending, text_of
 from chains.layers.ode.methods import Tableau
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once, check_deterministic
+from chains.layers.ode.settings import ascending, text_of
 from chains.layers.ode.solution import Solution
 from chains.layers.recurrent import keep_each_step
 from chains.program.loop import Steps

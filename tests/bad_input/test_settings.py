@@ -10,7 +10,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
-from chains.layers import Convex, Monotone
+from chains.layers import Chebyshev, Convex, FourierSeries, Monotone
 from tests.bad_input.support import GOOD, NET, Calls, assert_refused
 
 RATE = Dense(2, 2)
@@ -168,6 +168,25 @@ SETTINGS = {
         lambda: Chain(chains.layers.Periodic((None, 1.0)), input_shape=(3,)),
         "`periods` (=(None, 1.0)) must have an entry for each of the last length of the input's shape (3,)",
     ),
+    "Chebyshev-inputs": (lambda: Chebyshev(0, 1, 3), "`inputs` (=0)"),
+    "Chebyshev-outputs": (lambda: Chebyshev(1, 1.5, 3), "`outputs` (=1.5)"),
+    "Chebyshev-degree": (lambda: Chebyshev(1, 1, 0), "`degree` (=0) must be a positive whole number"),
+    "Chebyshev-terms": (lambda: Chebyshev(20, 1, 8), "`degree` (=8) of 20 inputs makes 3108105 terms: at most 65536"),
+    "Chebyshev-interval": (lambda: Chebyshev(1, 1, 3, (1.0, 1.0)), "`interval` (=(1.0, 1.0)) must begin below its end"),
+    "Chebyshev-interval-number": (lambda: Chebyshev(1, 1, 3, 2.0), "`interval` (=2.0) must be a pair of numbers"),
+    "Chebyshev-interval-three": (lambda: Chebyshev(1, 1, 3, (0, 1, 2)), "`interval` (=(0, 1, 2)) must be a pair"),
+    "Chebyshev-interval-infinite": (lambda: Chebyshev(1, 1, 3, (0.0, np.inf)), "`interval` (=inf) must be finite"),
+    "Chebyshev-interval-inputs": (lambda: Chebyshev(2, 1, 3, [(0, 1)]), "must have a pair for each of the 2 inputs"),
+    "Chebyshev-interval-mixed": (lambda: Chebyshev(2, 1, 3, [(0, 1), 2]), "`interval` (=[(0, 1), 2]) must be a pair"),
+    "Chebyshev-input": (lambda: Chain(Chebyshev(2, 1, 3), input_shape=(3,)), "`inputs` (=2) must be the last length"),
+    "Chebyshev-init": (lambda: Chebyshev(1, 1, 3, weight_init="zero"), "`weight_init` (='zero')"),
+    "FourierSeries-order": (lambda: FourierSeries(1, 1, 0, 2.0), "`order` (=0) must be a positive whole number"),
+    "FourierSeries-terms": (lambda: FourierSeries(9, 1, 9, 2.0), "`order` (=9) of 9 inputs makes 1462563 terms"),
+    "FourierSeries-period": (lambda: FourierSeries(1, 1, 2, 0.0), "`period` (=0.0) must be in (0, inf)"),
+    "FourierSeries-period-text": (lambda: FourierSeries(1, 1, 2, "1"), "`period` (='1') must be a number"),
+    "FourierSeries-periods": (lambda: FourierSeries(2, 1, 2, [1.0]), "`period` (=[1.0]) must be a number, or one for each"),
+    "FourierSeries-periods-negative": (lambda: FourierSeries(2, 1, 2, (1.0, -1.0)), "`period` (=-1.0) must be in (0, inf)"),
+    "FourierSeries-input": (lambda: Chain(FourierSeries(2, 1, 3, 1.0), input_shape=(3,)), "`inputs` (=2) must be the last"),
     "Append-nan": (lambda: chains.Append(a=np.nan), "`a` (=nan)"),
     "Dropout-1": (lambda: chains.Dropout(1.0), "`rate` (=1.0)"),
     "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),

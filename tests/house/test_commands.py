@@ -80,11 +80,13 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
+    "benchmarks.studies.way": ("", {}),
     "benchmarks.gpu": ("--plan", {}),
     "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
     "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
+    "benchmarks.studies.population": ("--subjects 3 --seconds 1e-6", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),

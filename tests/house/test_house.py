@@ -37,11 +37,13 @@ FLOORS = [
     ["losses", "minimize"],
     ["residuals"],
     ["network"],
+    ["objectives"],
     ["chain"],
     ["training", "models", "exporting"],
     ["solving"],
     ["callbacks", "queueing", "sampling", "testing"],
     ["files", "interop", "sklearn"],
+    ["population"],
     ["__main__"],
 ]
 FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains import Adam, Append, BatchNorm, Chain, Dense, ResidualProblem, Term, tanh, train
+from chains import ODE, Adam, Append, BatchNorm, Chain, Dense, Equations, Flatten, ResidualProblem, Select, Term, tanh, train
 from chains.expr import cos, sin, sqrt
 from chains.layers import Fourier, Periodic
 from chains.program.recorder import Recorder
@@ -151,6 +151,25 @@ def test_gradients_of_mixed_derivatives_as_differences(backend):
     ahead, back = (net.loss(p + step * v, problem.x, problem.t, problem.loss) for step in (1e-5, -1e-5))
     assert g @ v == pytest.approx((ahead - back) / 2e-5, rel=1e-6)
     assert value > 0.0
+
+
+@pytest.mark.parametrize("kind", ["a feature that only a network takes", "constants of an ODE", "steps"])
+def test_gradients_through_cotangents_that_are_zero_in_part(kind):
+    if kind != "a feature that only a network takes":
+        how = {"steps": 2} if kind == "constants of an ODE" else {"rtol": 1e-2, "max_steps": 12}
+        rhs = Equations(
+            lambda a, x, rate: -rate * a - x * x, ("a", "x"), networks={"rate": (Chain(Dense(1, 3, tanh), Dense(3, 1)), ("a",))}
+        )
+        net = Chain(ODE(rhs, [0.0, 0.5], given=1, **how), Flatten(), Select([1]), input_shape=(2,))
+    else:
+        rate = (Chain(Dense(1, 3, tanh), Dense(3, 1)), ("x",))
+        net = Chain(Equations(lambda t, x, rate: rate * t, ("t", "x"), networks={"rate": rate}))
+    p = net.init(seed=4, dtype=np.float64)
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t + u * u.x + u.xx, POINTS)])
+    g = net.value_and_grad(p, problem.x, problem.t, problem.loss)[1]
+    v = np.random.default_rng(0).normal(size=p.size)
+    ahead, back = (net.loss(p + step * v, problem.x, problem.t, problem.loss) for step in (1e-5, -1e-5))
+    assert g @ v == pytest.approx((ahead - back) / 2e-5, rel=1e-6)
 
 
 def test_the_bilaplacian_as_in_jax():

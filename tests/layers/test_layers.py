@@ -426,6 +426,8 @@ def test_repr_can_be_evaluated():
                  "Monotone(3, (8, 1), increasing=0, decreasing=(1, 2))",
                  "Convex(2, (4, 4, 1), increasing=1, activation=relu)",
                  "Fourier(2, 16, 0.5, trained=True)", "Periodic((None, 2.0), 3)", "Periodic(2, 1)",
+                 "Chebyshev(2, 1, 6)", "Chebyshev(1, 2, 20, (0, 0.5))", "Chebyshev(2, 1, 3, ((0, 1), (-2, 2)))",
+                 "FourierSeries(1, 2, 5, 24)", "FourierSeries(2, 1, 3, (24, 0.5))",
                  "LayerNorm(3, eps=0.1)", "LayerNorm((2, 3), affine=False)", "RMSNorm(affine=False)",
                  "GroupNorm(2, 6)", "GroupNorm(2, 6, eps=0.1)",
                  "BatchNorm(3)", "BatchNorm(3, momentum=0.2, eps=0.1, affine=False)",

@@ -37,7 +37,7 @@ def plain(draw, shape):
         return of_images(draw, shape)
     if len(shape) == 2 and draw(st.booleans()):
         return of_encoders(draw, shape[1]) if draw(st.booleans()) else of_sequences(draw, shape[1])
-    kinds = "Dense Dense Activation Scale Shift Append Select Waves Constrained Dropout Softmax Reshape Norm ODE own"
+    kinds = "Dense Dense Activation Scale Shift Append Select Waves Expansion Constrained Dropout Softmax Reshape Norm ODE own"
     kind = draw(st.sampled_from(kinds.split()))
     if kind == "Dense":
         bias = draw(st.booleans())
@@ -52,6 +52,10 @@ def plain(draw, shape):
         periods = [draw(st.sampled_from([None, 3.0, 5.0])) for _ in range(shape[-1] - 1)]
         fourier = chains.layers.Fourier(shape[-1], draw(st.integers(1, 3)), 0.1, trained=draw(st.booleans()))
         return draw(st.sampled_from([fourier, chains.layers.Periodic((*periods, 4.0), draw(st.integers(1, 2)))]))
+    if kind == "Expansion":
+        inputs, outputs, size = shape[-1], draw(st.integers(1, 3)), draw(st.integers(1, 2))
+        polynomial = chains.layers.Chebyshev(inputs, outputs, size, [(-2.0 - k, 2.0) for k in range(inputs)])
+        return draw(st.sampled_from([polynomial, chains.layers.FourierSeries(inputs, outputs, size, 9.0)]))
     if kind == "Constrained":
         widths, n = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)), shape[-1]
         signs = draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=n, max_size=n))

@@ -1,0 +1,378 @@
+"""The marginal likelihood of a population, and its exact gradient.
+
+A subject's objective at effects e is l(e) = sum over its measurements of rho(f(e)), plus e' P e + log det Omega, where rho is
+minus two times the logarithm of the density, and P the inverse of Omega. Minus two times the logarithm of the marginal
+likelihood is approximately min l + log det H, where H is half the Hessian matrix of l, exact ("Laplace") or expected. Constants
+with log 2 pi are left out.
+
+The gradient follows from the effects' optimum e(theta), where the derivative of l by e is zero. With S the inverse of H, and
+w the gradient of log det H by e times the inverse Hessian matrix of l, it is that of l + log det H - w' (gradient of l by e)
+for constant e and w. Source: Almquist, Leander and Jirstrand, "Using sensitivity equations for computing gradients of the
+FOCE and FOCEI approximations to the population likelihood", J. Pharmacokinet. Pharmacodyn. 42, 2015.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from chains.backends import Executable
+from chains.network import record
+from chains.objectives.free import FreeObjective
+from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
+from chains.objectives.trained_arguments import completed, trained_arguments
+from chains.population import programs
+from chains.population.covariance import CovarianceFactor
+from chains.population.data import Subjects
+from chains.population.effects import find_modes
+from chains.population.errors import deviance_of
+from chains.support.arrays import as_array
+from chains.support.messages import counted
+
+F64 = np.dtype(np.float64)
+OF_SUBJECTS = ("newton", "laplace", "implicit")  # programs of which a sample is a subject
+
+
+@dataclass(frozen=True)
+class Split:
+    """A flat vector: the network's parameters, the numbers of the covariance, the logarithms of the errors' parameters."""
+
+    network: int
+    covariance: CovarianceFactor
+    errors: int
+
+    @property
+    def size(self) -> int:
+        return self.network + self.covariance.size + self.errors
+
+    def checked(self, theta: Any) -> np.ndarray:
+        """The flat vector in float64. Raises ValueError for another shape."""
+        theta = np.asarray(as_array("theta", theta), np.float64)
+        if theta.shape != (self.size,):
+            raise ValueError(f"`theta` has shape {theta.shape}, but must have shape ({self.size},)")
+        return theta
+
+    def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        first, second = self.network, self.network + self.covariance.size
+        return theta[..., :first], theta[..., first:second], theta[..., second:]
+
+
+class Arrays:
+    """The arrays of one call at a time, and the programs bound to them."""
+
+    def __init__(self, network: Any, recipe: programs.Recipe, subjects: Subjects) -> None:
+        self.network, self.recipe, self.subjects = network, recipe, subjects
+        samples, n = len(subjects.x), recipe.effects
+        self.known: dict[str, np.ndarray] = {"x": subjects.x, "t": subjects.t, "weights": subjects.weights}
+        self.known |= {"p": np.zeros(network.n_params), "s": np.ones(max(recipe.deviance.count, 1))}
+        shapes = {"effects": n, "w": n, "inverse": n * (n + 1) // 2, "at": subjects.t.shape[1]}
+        self.known |= {name: np.zeros((samples, width)) for name, width in shapes.items()}
+        many = (("sums", 1 + 2 * n + n * n), ("effects", n), ("inverse", n * (n + 1) // 2), ("slopes", n))
+        self.subject = {name: np.zeros((subjects.count, width)) for name, width in many}
+        self.subject["precision"] = np.zeros(n * (n + 1) // 2)
+        self._bound: dict[str, Any] = {}
+
+    def run(self, name: str, **given: np.ndarray) -> dict[str, np.ndarray]:
+        """Run a program; `given` are further arrays to copy. Returns all its arrays, which the next run overwrites."""
+        binding = self._bound.get(name) or self._bind(name, given)
+        for key, array in given.items():
+            binding.arrays[key][...] = array
+        binding()
+        return binding.arrays
+
+    def _bind(self, name: str, given: dict[str, np.ndarray]) -> Any:
+        executable = self._executable(name)
+        buffers, known = executable.program.buffers, self.subject if name in OF_SUBJECTS else self.known
+        arrays = {**known, **{key: np.array(array, F64) for key, array in given.items()}, **executable.settings}
+        batch = self.subjects.count if name in OF_SUBJECTS else len(self.subjects.x)
+        if name == "curvature" and "rows" in buffers:
+            arrays["rows"] = self.run("terms")["rows"]
+        fitting = {key: array for key, array in arrays.items() if key in buffers}
+        self._bound[name] = executable.backend.bind(executable.program, batch, fitting)
+        return self._bound[name]
+
+    def _executable(self, name: str) -> Executable:
+        network, recipe = self.network, self.recipe
+        make = {
+            **{each: partial(getattr(programs, each), recipe, F64) for each in OF_SUBJECTS},
+            "terms": partial(programs.terms, network, recipe, F64),
+            "curvature": partial(programs.curvature, network, recipe, F64),
+            "gradient": partial(programs.gradient, network, recipe, F64),
+            "gradients": partial(programs.gradient, network, recipe, F64, each=True),
+            "typical": partial(record.forward, network, F64, False),
+            "pullback": partial(record.vjp, network, F64, False, ("g",)),
+        }[name]
+        own = None if name in ("typical", "pullback") else recipe
+        found: Executable = network.program(self.known["p"], ("population", name, own), make)
+        return found
+
+    def spread(self, name: str, rows: np.ndarray) -> None:
+        """Give each sample the numbers of its subject, (subjects, numbers)."""
+        self.subjects.spread(rows, out=self.known[name])
+
+
+class PopulationObjective:
+    """``objective(theta)``: minus two times the logarithm of the marginal likelihood, and its exact gradient.
+
+    `theta` has the network's parameters, the numbers of the covariance's Cholesky factor and the logarithms of the errors'
+    parameters. Made by ``model.objective``. Effects are sought from those of the call before. Calls from several threads are
+    safe.
+    """
+
+    def __init__(self, network: Any, split: Split, error: Any, method: str, subjects: Subjects, comm: Any = None) -> None:
+        self.n_params, self.method, self.subjects = split.size, method, subjects
+        self.split, self.error = split, error
+        self._network, self._comm = network, comm
+        self._recipe = programs.Recipe(split.covariance.n, deviance_of(error, method), method == "FO")
+        self._trained = [*network.trainable, (split.network, split.size)]
+        self._idle: list[Arrays] = []
+        self._start = np.zeros((subjects.count, split.covariance.n))
+
+    def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
+        """The value and the gradient, infinite and NaN where no subject's effects are found.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        theta = self.split.checked(theta)
+        arrays = self._idle.pop() if self._idle else Arrays(self._network, self._recipe, self.subjects)
+        try:
+            value, g = self._evaluate(theta, arrays)
+        finally:
+            self._idle.append(arrays)
+        if self._comm is None:
+            return value, g
+        total = self._over_processes(np.append(g, value))
+        return float(total[-1]), total[:-1]
+
+    def value(self, theta: Any) -> float:
+        """The value alone.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self(theta)[0]
+
+    def gradient(self, theta: Any) -> np.ndarray:
+        """The gradient alone, fresh.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self(theta)[1]
+
+    def values(self, theta: Any) -> np.ndarray:
+        """The value of each subject, in the order of ``objective.subjects.ids``.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self._with_arrays(theta, lambda point: point.values)
+
+    def effects(self, theta: Any) -> np.ndarray:
+        """The effects of each subject, (subjects, effects): the minima of their objectives.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self._with_arrays(theta, lambda point: point.effects.copy())
+
+    def gradients(self, theta: Any) -> np.ndarray:
+        """The gradient of each subject's value, (subjects, n_params).
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self._with_arrays(theta, lambda point: point.gradients())
+
+    def products(self, theta: Any) -> np.ndarray:
+        """The sum over all subjects of g g', for their gradients g by the numbers that are not frozen.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        g = self.free.select(self.gradients(theta))
+        return self._over_processes(g.T @ g)
+
+    def point(self, theta: Any) -> Point:
+        """The subjects at a vector: their effects, values and matrices.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self._with_arrays(theta, lambda point: point)
+
+    def minimize(self, theta: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
+        """``scipy.optimize.minimize`` of the objective, with its options; frozen parameters of the network keep their bits.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The starting point.
+        method : str
+            A method of SciPy.
+        progress : bool, optional
+            Whether to show a bar.
+        **options
+            SciPy's own keyword arguments.
+        """
+        free = self.free
+        if free.n_params == self.n_params:
+            return minimize_with_scipy(self, theta, method, progress, options)
+        q = free.restrict(check_start(theta))
+        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
+        return completed(free, result)
+
+    @property
+    def free(self) -> FreeObjective:
+        """The objective as a function of the numbers that are not frozen."""
+        return FreeObjective(self, self._trained)
+
+    def __repr__(self) -> str:
+        return f"<population objective, {self.method}: {self.subjects}, {counted(self.n_params, 'parameter')}>"
+
+    def _with_arrays(self, theta: Any, read: Any) -> Any:
+        theta = self.split.checked(theta)
+        arrays = Arrays(self._network, self._recipe, self.subjects)
+        return read(Point(self, theta, arrays, self._start))
+
+    def _evaluate(self, theta: np.ndarray, arrays: Arrays) -> tuple[float, np.ndarray]:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            point = Point(self, theta, arrays, self._start)
+            value = float(point.values.sum())
+            if not math.isfinite(value):
+                return math.inf, np.full(self.n_params, np.nan)
+            self._start = point.effects
+            return value, point.gradient()
+
+    def _over_processes(self, numbers: np.ndarray) -> np.ndarray:
+        """The sum of these numbers over all processes."""
+        if self._comm is None:
+            return numbers
+        total = np.empty_like(numbers)
+        self._comm.comm.Allreduce(np.ascontiguousarray(numbers), total)
+        return total
+
+
+class Point:
+    """All subjects at one vector: effects, values, matrices."""
+
+    def __init__(self, objective: PopulationObjective, theta: np.ndarray, arrays: Arrays, start: np.ndarray) -> None:
+        self.split, self.recipe, self.arrays = objective.split, objective._recipe, arrays
+        self.subjects = objective.subjects
+        p, self.numbers, q = self.split(theta)
+        self.errors = np.exp(q)
+        arrays.known["p"][...] = p
+        arrays.known["s"][: len(q)] = self.errors
+        self.factor = self.split.covariance.factor(self.numbers)
+        whitening = np.linalg.inv(self.factor)
+        self.precision = whitening.T @ whitening
+        if not (self.recipe.deviance.interaction or self.recipe.linear):
+            typical = arrays.run("typical", x=self.subjects.without_effects(self.recipe.effects))
+            arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)
+        triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
+        arrays.subject["precision"][...] = triangle
+        self.effects, self.sums, self._has_rows = find_modes(self._newton, start)
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
+        found = arrays.run("laplace")
+        self.inverse = found["inverse"].copy()
+        self.values: np.ndarray = found["value"][:, 0] + 2.0 * np.log(np.diag(self.factor)).sum()
+
+    def gradient(self) -> np.ndarray:
+        """The gradient of the sum of all values."""
+        self._prepare()
+        found = self.arrays.run("gradient")
+        g, errors = found["g"], found.get("errors")
+        if "dat" in found:
+            g = g + self._typical_pullback(found["dat"])
+        parts = [g, self._by_covariance(self._by_precision.sum(0), self.subjects.count)]
+        parts += [] if errors is None else [errors.sum(0) * self.errors]
+        return np.concatenate(parts)
+
+    def gradients(self) -> np.ndarray:
+        """The gradient of each value, (subjects, n_params)."""
+        self._prepare()
+        try:
+            found = self.arrays.run("gradients")
+        except NotImplementedError:  # layers without a rule for single samples
+            return np.array([self._alone(k) for k in range(self.subjects.count)])
+        if "dat" in found:
+            return np.array([self._alone(k) for k in range(self.subjects.count)])
+        parts = [self.subjects.sums(found["j"]), self._by_covariance(self._by_precision, 1)]
+        parts += [self.subjects.sums(found["errors"]) * self.errors] if "errors" in found else []
+        return np.concatenate(parts, axis=1)
+
+    def _prepare(self) -> None:
+        """Give the programs S and w."""
+        arrays = self.arrays
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
+        arrays.subject["inverse"][...] = self.inverse
+        arrays.spread("effects", self.effects)
+        arrays.spread("inverse", self.inverse)
+        if programs.keeps_rows(self.recipe):
+            if not self._has_rows:
+                arrays.run("terms")
+            self._has_rows = True
+        if not self.recipe.linear:
+            arrays.subject["slopes"][...] = self.subjects.sums(arrays.run("curvature")["slopes"])
+        found = arrays.run("implicit")
+        arrays.spread("w", found["w"])
+        self._by_precision = found["by_precision"]
+
+    def _newton(self, effects: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        arrays = self.arrays
+        arrays.spread("effects", effects)
+        sums = self.subjects.sums(arrays.run("terms")["sums"])
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = effects, sums
+        found = arrays.run("newton")
+        return sums, found["step"].copy(), found["fall"][:, 0].copy(), found["value"][:, 0].copy()
+
+    def _by_covariance(self, by_precision: np.ndarray, subjects: int) -> np.ndarray:
+        """The gradients by the covariance's numbers of sums over so many subjects, from those by the precision."""
+        n = len(self.precision)
+        q = np.empty((*by_precision.shape[:-1], n, n))
+        for k, (i, j) in enumerate(programs.pairs(n)):
+            q[..., i, j] = q[..., j, i] = by_precision[..., k]
+        slopes = subjects * self.precision - self.precision @ q @ self.precision
+        return self.split.covariance.pulled(self.numbers, slopes)
+
+    def _typical_pullback(self, cotangent: np.ndarray) -> np.ndarray:
+        shape = (len(cotangent), *self.arrays.network.output_shape)
+        x = self.subjects.without_effects(self.recipe.effects)
+        found: np.ndarray = self.arrays.run("pullback", x=x, dy=cotangent.reshape(shape))["g"]
+        return found
+
+    def _alone(self, subject: int) -> np.ndarray:
+        """The gradient of one subject's value, from the program for all of them."""
+        own = self.subjects.only(subject)
+        arrays = Arrays(self.arrays.network, self.recipe, own)
+        for name in ("p", "s"):
+            arrays.known[name][...] = self.arrays.known[name]
+        twin = object.__new__(Point)
+        vars(twin).update(vars(self), subjects=own, arrays=arrays)
+        for name in ("effects", "sums", "inverse"):
+            setattr(twin, name, getattr(self, name)[subject : subject + 1])
+        arrays.subject["precision"][...] = self.arrays.subject["precision"]
+        rows = self.subjects.rows(subject)
+        arrays.known["at"][...] = self.arrays.known["at"][rows]
+        return twin.gradient()
