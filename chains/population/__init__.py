@@ -1,5 +1,6 @@
 """Models of populations: many subjects, each with random effects of its own."""
 
+from chains.population.compartments import Compartments
 from chains.population.errors import Additive, Combined, Density, ErrorModel, Proportional
 from chains.population.likelihood import PopulationObjective
 from chains.population.model import PopulationModel
@@ -8,6 +9,7 @@ from chains.population.result import PopulationFit
 __all__ = [
     "Additive",
     "Combined",
+    "Compartments",
     "Density",
     "ErrorModel",
     "PopulationFit",
