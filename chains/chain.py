@@ -300,7 +300,7 @@ class Chain(Series):
         TypeError, ValueError
             For arguments that do not fit.
         """
-        return objective_of(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+        return objective_of(self._network, self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
 
     def bound(self, p: Any, *, state: Any = None) -> Bound:
         """The network with these parameters as a function of one sample, for solvers of other packages.
@@ -474,7 +474,7 @@ class Chain(Series):
         out : array, shape (n_params,), optional
             Filled instead of a fresh one.
         """
-        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, lengths, penalty, state, out)
+        return derivatives.hvp(self._network, p, x, t, loss, v, weights, lengths, penalty, state, out)
 
     def gauss_newton(
         self,
@@ -500,8 +500,7 @@ class Chain(Series):
         p, x, t, loss, v, weights, lengths, penalty, state, out
             As of `hvp`; the penalty is left out.
         """
-        given = p, x, t, loss, v, weights, lengths, None, state, out
-        return derivatives.hessian_product(self._network, *given, gauss_newton=True)
+        return derivatives.gauss_newton(self._network, p, x, t, loss, v, weights, lengths, state, out)
 
     def sample_gradients(
         self,

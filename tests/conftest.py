@@ -27,7 +27,7 @@ emulated.register(backends.registry._BACKENDS)
 @pytest.fixture(autouse=True)
 def nothing_recorded():
     """Every test records and compiles programs of its own, whatever others have changed while theirs were made."""
-    programs.RECORDED.clear()
+    programs.forget()
     compiled = sys.modules.get("chains.backends.native.compiled")
     if compiled is not None:
         compiled.COMPILED.clear()

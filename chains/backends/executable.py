@@ -28,6 +28,8 @@ class Executable:
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
+        if not numbers:
+            return self
         twin = copy.copy(self)
         twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
         return twin

@@ -201,13 +201,13 @@ def slope(formula: Formula) -> Formula:
     """The derivative of ``y = f(x)``, as a formula of y alone, of x alone, or of x and y."""
     chain = _Chain(formula)
     x, y = chain.results[0], Expr("input", value=1)
-    found = _replaced(chain.number(chain.derivatives(0)[0]), chain.outputs[0], y)
+    found = _replaced(chain.number(chain.derivatives(0)[0]), {id(chain.outputs[0]): y})
     used = {int(node.value) for node in _below(found) if node.operation == "input"}
     if used == {0}:
         return trace_nodes((found,), ("x",))
     if used == {0, 1}:
         return trace_nodes((found,), ("x", "y"))
-    return trace_nodes((_replaced(found, y, x),), ("y",))
+    return trace_nodes((_replaced(found, {id(y): x}),), ("y",))
 
 
 def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Sequence[int]) -> list[Term]:
@@ -225,22 +225,28 @@ def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Seque
         for position in group:
             terms = chain.derivatives(position)
             total = chain.total(total, *(chain.times(given[k], terms[k]) for k in outputs))
-        for k, output in enumerate(chain.outputs):
-            if total is not None and output.operands:
-                total = _by_output(total, output, Expr("input", value=first + k))
+        total = None if total is None else _by_outputs(total, chain.outputs, first)
         found.append(None if total is None else chain.one(total))
     return found
 
 
-def _by_output(node: Expr, output: Expr, y: Expr) -> Expr:
-    """The node in terms of the symbol `y` for `output`. A number is above a bound exactly where the larger of both is."""
-    if output.operation in ("max", "min"):
-        wanted = "gt" if output.operation == "max" else "lt"
-        for one, bound in (output.operands, output.operands[::-1]):
-            for each in list(_below(node)) if bound.operation == "const" else ():
-                if each.operation == wanted and key_of(each) == (wanted, each.value, key_of(one), key_of(bound)):
-                    node = _replaced(node, each, Expr(wanted, (y, bound)))
-    return _replaced(node, output, y)
+def _by_outputs(node: Expr, outputs: Sequence[Expr], first: int) -> Expr:
+    """The node in terms of symbols for `outputs`, inputs from the position `first` on.
+
+    A number is above a bound exactly where the larger of both is.
+    """
+    known: dict[int, Expr] = {}
+    for k, output in enumerate(outputs):
+        y = Expr("input", value=first + k)
+        if output.operands:
+            known.setdefault(id(output), y)
+        if output.operation in ("max", "min"):
+            wanted = "gt" if output.operation == "max" else "lt"
+            for one, bound in (output.operands, output.operands[::-1]):
+                for each in _below(node) if bound.operation == "const" else ():
+                    if each.operation == wanted and key_of(each) == (wanted, each.value, key_of(one), key_of(bound)):
+                        known[id(each)] = Expr(wanted, (y, bound))
+    return _replaced(node, known)
 
 
 class _Chain:
@@ -337,13 +343,14 @@ def _below(node: Expr) -> Iterator[Expr]:
             yield node
 
 
-def _replaced(node: Expr, old: Expr, new: Expr) -> Expr:
-    """The node with `old` below it replaced by `new`."""
-    known = {id(old): new}
+def _replaced(node: Expr, known: dict[int, Expr]) -> Expr:
+    """The node with those below it, and itself, replaced where their ids are `known`."""
 
     def moved(node: Expr) -> Expr:
         if id(node) not in known:
-            known[id(node)] = Expr(node.operation, tuple(map(moved, node.operands)), node.value) if node.operands else node
+            operands = tuple(map(moved, node.operands))
+            same = all(a is b for a, b in zip(operands, node.operands, strict=True))
+            known[id(node)] = node if same else Expr(node.operation, operands, node.value)
         return known[id(node)]
 
     return moved(node)

@@ -215,6 +215,7 @@ class Declaration:
         self.shared_shapes: dict[str, SampleShape] = {}
         self.temporary_shapes: dict[str, SampleShape] = {}
         self.carried_shapes: dict[str, SampleShape] = {}
+        self.kept_axes: tuple[int, ...] = ()  # of arrays that are kept for each step of a loop, before those of a sample
         self.smallest_batch = 1
         self.timed = False  # whether the samples may have lengths
         self.output_times: int | None = None  # steps of the output; 0: none; None: those of the input, if the axis stays
@@ -387,11 +388,13 @@ class Declaration:
         return own + sum(child.n_state for child in self.children)
 
     @property
-    def all(self) -> Iterator[Declaration]:
-        """This layer and all its parts."""
-        yield self
-        for child in self.children:
-            yield from child.all
+    def all(self) -> list[Declaration]:
+        """This layer and all its parts, in order."""
+        found, left = [], [self]
+        while left:
+            found.append(each := left.pop())
+            left += reversed(each.children)
+        return found
 
     @property
     def has_time_axis(self) -> bool:
@@ -440,8 +443,7 @@ class Declaration:
     @property
     def most_demanding(self) -> Declaration:
         """This layer or the part of it that needs the largest batch while training."""
-        parts = [child.most_demanding for child in self.children]
-        return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
+        return max(self.all, key=lambda declaration: declaration.smallest_batch)
 
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
         """The words for an array in messages, and its checked shape. Raises ValueError if the name is in use."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from chains.layers.base import Declaration, Layer, noted
+from chains.layers.derived import Derived, derive, keep, keeping_parts
 from chains.params import Slice
 from chains.program.alias import overlap
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
-from chains.program.transpose import Part, Place, Read, Transposer, kept, without_parts
-from chains.program.view import View, scratch_like
+from chains.program.transpose import Part, Place
+from chains.program.view import Batch, Buffer, View, scratch_like
 from chains.support.messages import listed, meant
 
 
@@ -71,7 +73,9 @@ class Node:
 
     def __init__(self, declaration: Declaration, ops: Recorder, vectors: Vectors) -> None:
         self.declaration = declaration
-        self._derived: dict[tuple[View, View], Sequence[Operation]] = {}  # what `forward` recorded, by its input and output
+        self._derived: dict[Any, Derived] = {}  # by input and output; for the step of a loop, by the number of loops
+        self._kept: list[View] = []  # scratch arrays that derived pullbacks read, if they are kept for each step of a loop
+        self._step: Callable[[View], View] | None = None  # the part of a saved array for this step of a loop
         self.children = [Node(child, ops, vectors) for child in declaration.children]
         values, gradients = (_windows(vector, declaration.slices) for vector in (vectors.p, vectors.g))
         for name, entry in declaration.slices.items():
@@ -93,21 +97,26 @@ class Node:
     def at_a_step(self, part: Callable[[View], View], gradient: Callable[[str, View], View], arrays: dict[str, Any]) -> Node:
         """The layer as the cell of a loop: with a `part` of each saved array, the `gradient` of a step, and more `arrays`."""
         twin = copy.copy(self)
+        outer = self._step
+        twin._step = part if outer is None else lambda view: part(outer(view))
         twin.children = [child.at_a_step(part, gradient, {}) for child in self.children]
         twin.g = self._names("g", "parameters", {name: gradient(name, view) for name, view in vars(self.g).items()})
         twin._saved = {name: part(view) for name, view in self._saved.items()} | {
             name: self._names(f"s.{name}", "carried arrays", views) for name, views in arrays.items()
         }
+        list(twin._arrays())  # kept arrays too are fetched before the step
         return twin
 
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
         self._check_kind(x)
         with noted(self.declaration, "forward"), ops.label(self._label("")):
-            within, ops.keeps_parts = ops.keeps_parts, derives(self.declaration.layer)
-            (self._derive if ops.keeps_parts else self._record_forward)(ops, x, y)
-            ops.keeps_parts = within
-            if within:
+            if derives(self.declaration.layer):
+                ops.operations += self._derive(ops, x, y).forward
+            else:
+                with keeping_parts(ops, False):
+                    self._record_forward(ops, x, y)
+            if ops.keeps_parts:
                 recorded = tuple(ops.operations[begun:])
                 ops.operations[begun:] = [Part((y,), (x,), self, recorded, label=self._label(""))]
 
@@ -119,52 +128,80 @@ class Node:
 
     # Derived pullbacks
 
-    def _derive(self, ops: Recorder, x: View, y: View) -> Sequence[Operation]:
-        """Record `forward`, and keep its operations for the pullback. What the pullback reads is not overwritten."""
-        if self.declaration.carried_shapes:
-            raise NotImplementedError(
-                f"the pullback of a cell is not derived: {type(self.declaration.layer).__name__} must have a pullback"
-            )
-        begun = len(ops.operations)
-        self._record_forward(ops, x, y)
-        operations: list[Operation] | None = ops.operations[begun:]
-        while operations is not None:
-            del ops.operations[begun:]
-            final, places = operations, self._places(x, y, scratch_like(y, "dy"), scratch_like(x, "dx", ops.dtype))
-            operations = kept(final, self._transpose(ops, final, places, y), places)
-        del ops.operations[begun:]
-        ops.operations += without_parts(final)
-        if not ops.in_loop:  # in a loop, the pullback is in another one, which has other scratch arrays
-            self._derived[x, y] = final
-        return final
+    def _derive(self, ops: Recorder, x: View, y: View) -> Derived:
+        """What `forward` records, and its pullback; for the step of a loop, what the pullback reads is kept for each step."""
+        places, cotangents = self._places(ops, x, y)
+        results = [y, *self._carried("after")[1:]]
+        record = partial(self._record_forward, ops, x, y)
+        forward, pullback = derive(ops, record, places, results, self._label("'"))
+        if self._step is not None:
+            given = [x, y, *self._arrays()]
+            forward, pullback = keep(forward, pullback, given, ops.depth, partial(self._saved_at_a_step, ops))
+        key = (x, y) if self._step is None else ops.depth
+        self._derived[key] = Derived(forward, pullback, [*cotangents, x, y, *self._arrays()], ops.depth)
+        return self._derived[key]
+
+    def _places(self, ops: Recorder, x: View, y: View) -> tuple[list[Place], list[View]]:
+        """The arrays that `forward` is given, and the cotangents of y, x and of what it carries. Ids have no cotangent."""
+        depth, before, after = ops.depth, self._carried("before"), self._carried("after")[1:]
+        cotangents = [scratch_like(y, "dy"), scratch_like(x, "dx", ops.dtype)]
+        cotangents += [scratch_like(view, f"d {view}") for view in (*before, *after)]
+        dy, dx, *carried = cotangents
+        places = [Place(x, None if x.dtype.kind == "i" else dx, depth), Place(y, dy, depth)]
+        places += [Place(view, d, depth) for view, d in zip((*before, *after), carried, strict=True)]
+        places += [Place(view, getattr(self.g, name), depth) for name, view in vars(self.p).items()]
+        saved = [view for view in self._saved.values() if isinstance(view, View)]
+        return [*places, *(Place(view, scratch_like(view, f"d {view}"), depth) for view in saved)], cotangents
+
+    def _carried(self, name: str) -> list[View]:
+        """The arrays that a cell carries; of others none."""
+        return list(vars(self._saved[name]).values()) if name in self._saved else []
+
+    def _arrays(self) -> Iterator[View]:
+        """The arrays of this layer and its parts that another step of a loop, or its pullback, has elsewhere."""
+        yield from vars(self.g).values()
+        yield from (view for view in self._saved.values() if isinstance(view, View))
+        yield from (view for name in ("before", "after") for view in self._carried(name))
+        if self._step is not None:
+            yield from map(self._step, self._kept)
+        for child in self.children:
+            yield from child._arrays()
+
+    def _saved_at_a_step(self, ops: Recorder, number: int, buffer: Buffer) -> View:
+        """The part for this step of the array that keeps a scratch array."""
+        assert self._step is not None
+        if number == len(self._kept):
+            shape = (*self.declaration.kept_axes, *buffer.whole.sample_shape)
+            self._kept.append(Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), *shape)).whole)
+        return self._step(self._kept[number])
 
     def _pull_back(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
-        """Record the derived pullback; in a loop, after `forward` once more."""
-        operations = self._derived.get((x, y))
-        if operations is None or ops.in_loop:
+        """Record the derived pullback; in a loop without an entry for each step, after `forward` once more."""
+        at_a_step = self._step is not None
+        derived = self._derived.get(ops.depth if at_a_step else (x, y))
+        if not at_a_step and (derived is None or ops.in_loop):
             y = scratch_like(y, "y again")
-            within, ops.keeps_parts = ops.keeps_parts, True
-            operations = self._derive(ops, x, y)
-            ops.keeps_parts = within
-        own = dx if dx.contiguous and not overlap(dx, dy) else scratch_like(dx, "dx")
-        given = dy if dy.contiguous else scratch_like(dy, "dy")
-        ops.copy(given, dy)
+            derived = self._derive(ops, x, y)
+            ops.operations += derived.forward
+        arrays = [x, y, *self._arrays()]
+        if derived is None or not all(map(derived.fits, derived.arrays[-len(arrays) :], arrays)):
+            derived = self._derive(ops, x, y)
+        cotangents = [dy, dx, *self._carried("d_before"), *self._carried("d_after")[1:]]
+        results = len(self._carried("after")[1:])
+        used = [self._used(derived, array, other, dy) for array, other in zip(derived.arrays, cotangents, strict=False)]
+        for k in (0, *range(len(used) - results, len(used))):
+            ops.copy(used[k], cotangents[k])
+        ops.operations += derived.placed([*used, *arrays], fresh=at_a_step)
         if x.dtype.kind == "i":
-            ops.fill(own, 0.0)  # there are no derivatives with respect to ids
-        self._transpose(ops, operations, self._places(x, y, given, own), y)
-        ops.copy(dx, own)
+            ops.fill(dx, 0.0)  # there are no derivatives with respect to ids
+            return
+        for k in range(1, len(used) - results):
+            ops.copy(cotangents[k], used[k])
 
-    def _transpose(self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place], y: View) -> list[Read]:
-        transposer, within, ops.keeps_parts = Transposer(ops, operations, places), ops.keeps_parts, False
-        transposer.record(y)
-        ops.keeps_parts = within
-        return transposer.reads
-
-    def _places(self, x: View, y: View, dy: View, dx: View) -> list[Place]:
-        """The arrays that `forward` is given. Ids have no cotangent."""
-        parameters = [Place(view, getattr(self.g, name)) for name, view in vars(self.p).items()]
-        saved = [Place(view, scratch_like(view, f"d {view}")) for view in self._saved.values() if isinstance(view, View)]
-        return [Place(x, None if x.dtype.kind == "i" else dx), Place(y, dy), *parameters, *saved]
+    def _used(self, derived: Derived, array: View, cotangent: View, dy: View) -> View:
+        """The array of a cotangent in the derived pullback: its own, if that is possible."""
+        shared = cotangent != dy and overlap(cotangent, dy)
+        return array if shared or not derived.fits(array, cotangent) else cotangent
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View) -> None:
         begun = len(ops.operations)

@@ -7,6 +7,8 @@
         def forward(self, ops, x, y, p, s):
             ops.map(y, lambda x, h: x + 0.5 * h, x, s.before.h)
 
+The pullback is derived from the operations of `forward`, unless the class has one:
+
         def pullback(self, ops, x, y, dy, dx, p, g, s):
             ops.copy(dx, dy)
             ops.map(s.d_before.h, lambda dy: 0.5 * dy, dy)
@@ -39,8 +41,10 @@ class Cell(Layer):
 
     `declare` names these arrays by ``d.carry(name, shape)``. ``d.input`` is the shape of a sample's input at one step; the
     first of the arrays is the cell's output. `forward` reads `x` and ``s.before.<name>``. It fills `y`, which is the first of
-    ``s.after.<name>``, and the others. `pullback` reads ``s.d_after.<name>``, the first of which is `dy`; they may be
-    overwritten. It fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>``. Arrays of ``d.saved`` are kept for each step.
+    ``s.after.<name>``, and the others.
+
+    A `pullback`, which need not be written, reads ``s.d_after.<name>``, the first of which is `dy`; they may be overwritten. It
+    fills `dx`, ``g.<parameter>`` and ``s.d_before.<name>``. Arrays of ``d.saved`` are kept for each step.
     """
 
 
@@ -296,6 +300,7 @@ def keep_each_step(declaration: Declaration, *axes: int) -> None:
     """
     if declaration.shared_shapes or declaration.state_slices:
         raise ValueError(f"{declaration.layer!r} has a state or arrays of the whole batch, which no step of a loop may have")
+    declaration.kept_axes = (*axes, *declaration.kept_axes)
     declaration.saved_shapes = {name: (*axes, *shape) for name, shape in declaration.saved_shapes.items()}
     for child in declaration.children:
         keep_each_step(child, *axes)

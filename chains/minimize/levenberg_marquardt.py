@@ -16,17 +16,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-EPSILON = float(np.finfo(np.float64).eps)
+from chains.minimize.stopping import EPSILON, PRECISE, REST, Limits, falls_little, promised_fall, way_down
+
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: a smaller tolerance costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
 MAX_FACTORINGS = 50  # of a matrix that is not positive, by rounding; the damping grows tenfold after each
 
-CONVERGED, FALLS_LITTLE = "the gradient is below `gtol`", "the value falls by less than `ftol`"
-PRECISE, STUCK = (
-    "the precision of the values is reached",
-    "no lower value was found at any damping, though the model promises one",
-)
+STUCK = "no lower value was found at any damping, though the model promises one"
 INFINITE, SINGULAR = "the value or the gradient at `p` is infinite or NaN", "the Jacobian is infinite or NaN"
 
 
@@ -52,32 +49,65 @@ class LevenbergMarquardt:
         self.calls = 1  # points at which the function was called
         self.fall = 0.0  # of the value, in the last step
         self._low, self._high = low, high
-        self._largest = np.zeros(len(p))
-        self._squares = p * p  # of the parameters at the start
-        self._sizes = np.maximum(self._squares, float(self._squares.sum()) / max(1, len(p)) or 1.0)
+        self._largest, self._most = np.zeros(len(p)), 0.0  # of the diagonal of J'J, and of the sizes of the loss
+        self._used = 0  # parameters on which something depends at the start
         self._look()
-        self._least = len(p) * EPSILON  # the solver of singular equations
+        # Lengths are kept as squares, whose unit is that of the loss: other powers of two change no bits.
+        self._radius = self._tried = self._length(p) or 2.0 * self.value or 1.0
         self._damping = self._least
-        self._radius = self._tried = self._length(p) or 1.0
 
     def _look(self) -> None:
         self.value, self.g, self._matrix = self._function.normal_equations(self.p)
-        self._largest = np.maximum(self._largest, self._matrix.diagonal())
+        columns = self._matrix.diagonal()
+        if not self._used:
+            self._note_sizes(columns)
+        way = way_down(self.p, self.g, self._low, self._high)
+        self._promised = promised_fall(self.g, columns, way)
+        self._size = max(self.value, 0.5 * float(self.p @ (self._matrix @ self.p)))
+        self._most = max(self._most, self._size)
+        self._largest = np.maximum(self._largest, columns)
         least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
-        scale = np.maximum(self._largest, least)
-        self._scale = np.where(scale > 0.0, scale, 1.0)
-        fixed = at_bounds(self.p, self.g, self._low, self._high)
+        idle = self._largest == 0.0  # frozen parameters, and others on which nothing has depended yet
+        self._scale = np.where(idle, 0.0, np.maximum(self._largest, least))
+        fixed = idle | at_bounds(self.p, self.g, self._low, self._high)
         self._slope = np.where(fixed, 0.0, self.g)
         if fixed.any():
             self._matrix = np.where(fixed | fixed[:, None], np.diag(fixed.astype(np.float64)), self._matrix)
 
-    @property
-    def steepness(self) -> float:
-        """The largest entry of the gradient, limited by the distance to the bounds."""
-        return steepness(self.p, self.g, self._low, self._high)
+    def _note_sizes(self, columns: np.ndarray) -> None:
+        """Keep the sizes of the parameters at the start; those on which nothing depends do not count."""
+        self._used = max(1, int(np.count_nonzero(columns)))
+        self._squares = np.where(columns == 0.0, 0.0, self.p * self.p)
+        self._sizes = np.maximum(self._squares, float(self._squares.sum()) / self._used or 1.0)
+        self._least = self._used * EPSILON  # the solver of singular equations
+
+    def converged(self, limits: Limits) -> bool:
+        """Whether the gradient and the next step promise little, or the value is zero; see `stopping`."""
+        if self.value <= limits.floor * self._most:
+            return True
+        little = limits.promise * self._size
+        return self._promised <= little and self._next_promise() <= min(little, REST * self.value)
+
+    @np.errstate(all="ignore")
+    def _next_promise(self) -> float:
+        """The fall that the next step promises, without bounds; infinite if there is none."""
+        kept = self._damping, self._tried
+        d = self._trial()
+        promised = math.inf if d is None else self._whole_promise(float(d @ self._slope))
+        self._damping, self._tried = kept
+        return promised
+
+    def _whole_promise(self, slope: float) -> float:
+        """The fall that the step of a trial promises, if it goes down by `slope` along the gradient."""
+        return 0.5 * (self._damping * self._tried - slope)
+
+    def stalls(self, ftol: float) -> bool:
+        """Whether the last step lowered the value by little."""
+        return falls_little(self.fall, max(self._size, self.value + self.fall), ftol)
 
     def _length(self, d: np.ndarray) -> float:
-        return math.sqrt(float(d @ (self._scale * d)))
+        """The square of the length of a step."""
+        return float(d @ (self._scale * d))
 
     def _factor(self) -> bool:
         """Make the damped matrix. The damping grows until rounding no longer makes it indefinite; returns whether that ends."""
@@ -95,19 +125,19 @@ class LevenbergMarquardt:
     def _trial(self) -> np.ndarray | None:
         """A step about as long as the radius, or a shorter one without damping; None if the equations have no solution."""
         # The length of a step times its damping changes little from one step to the next.
-        self._damping = max(self._least, self._damping * self._tried / self._radius)
+        self._damping = max(self._least, self._damping * math.sqrt(self._tried / self._radius))
         for correction in range(MAX_CORRECTIONS + 1):
             if not self._factor():
                 return None
             d = np.linalg.solve(self._damped, -self._slope)
             self._tried = length = self._length(d)
-            excess = length / self._radius - 1.0
-            enough = abs(excess) <= RADIUS_TOLERANCE or (excess < 0.0 and self._damping == self._least)
+            excess = math.sqrt(length / self._radius) - 1.0
+            enough = abs(excess) <= RADIUS_TOLERANCE or (excess < 0.0 and self._damping == self._least) or not length
             if enough or correction == MAX_CORRECTIONS:
                 break
             # Newton's method for 1 / length, which depends on the damping almost linearly (Moré, equation 5.6).
             scaled = self._scale * d
-            change = length * length * excess / float(scaled @ np.linalg.solve(self._damped, scaled))
+            change = length * excess / float(scaled @ np.linalg.solve(self._damped, scaled))
             self._damping = max(self._least, self._damping + change)
         return d
 
@@ -126,24 +156,21 @@ class LevenbergMarquardt:
                 p, d = within, within - self.p
                 length = self._length(d)
             slope = float(d @ self._slope)
-            if clipped:
-                promised = -slope - 0.5 * float(d @ self._matrix @ d)
-            else:
-                promised = 0.5 * (self._damping * length * length - slope)
+            promised = -slope - 0.5 * float(d @ self._matrix @ d) if clipped else self._whole_promise(slope)
             most_promised = max(most_promised, promised)
-            if not length > EPSILON * self._length(self.p) or not (clipped or promised > EPSILON * self.value):
+            if not length > EPSILON**2 * self._length(self.p) or not (clipped or promised > EPSILON * self.value):
                 return self._explain(most_promised)
             if not promised > EPSILON * self.value:  # too long for the bounds
-                self._radius = 0.25 * self._tried
+                self._radius = 0.0625 * self._tried
                 continue
             value = self._function.value(p)
             self.calls += 1
             fall = self.value - value if math.isfinite(value) else -math.inf
             if fall <= 0.25 * promised:
                 shrink = 0.5 * slope / (slope + fall)  # to the minimum of the parabola through both values
-                self._radius = min(0.5, max(0.1, shrink)) * length
+                self._radius = min(0.5, max(0.1, shrink)) ** 2 * length
             elif fall >= 0.75 * promised or self._damping == self._least:
-                self._radius = max(2.0 * length, self._radius) if clipped else 2.0 * length
+                self._radius = max(4.0 * length, self._radius) if clipped else 4.0 * length
             if fall >= 1e-4 * promised:
                 self.p = p
                 self._look()
@@ -152,17 +179,10 @@ class LevenbergMarquardt:
 
     def _explain(self, promised: float) -> str:
         """The reason why a step finds no lower value: rounding, or a Jacobian that does not belong to the values."""
-        rounding = math.sqrt(EPSILON) * self.value + (EPSILON * self._length(self.p)) ** 2
+        rounding = math.sqrt(EPSILON) * self.value + EPSILON**2 * self._length(self.p)
         return PRECISE if promised <= rounding else STUCK
 
 
 def at_bounds(p: Any, g: Any, low: Any, high: Any) -> Any:
     """Which parameters are at a bound and would leave it along the negative gradient."""
     return ((p <= low) & (g > 0.0)) | ((p >= high) & (g < 0.0))
-
-
-def steepness(p: Any, g: Any, low: Any, high: Any) -> float:
-    """The largest entry of the gradient; each counts at most as the distance of its parameter to the bound."""
-    if not p.size:
-        return 0.0
-    return float(np.where(g > 0.0, np.minimum(g, p - low), np.minimum(-g, high - p)).max())

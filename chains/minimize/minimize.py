@@ -16,17 +16,12 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import (
-    CONVERGED,
-    FALLS_LITTLE,
-    INFINITE,
-    LevenbergMarquardt,
-    SumOfSquares,
-)
+from chains.minimize.levenberg_marquardt import INFINITE, LevenbergMarquardt, SumOfSquares
 from chains.minimize.projected import ProjectedQuasiNewton
 from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, QuasiNewton, bfgs, self_scaled_broyden
 from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
+from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES, Limits
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
 from chains.support.memory import HOST, memory_of
@@ -60,10 +55,12 @@ def minimize(
     memory : int
         Pairs of vectors that "L-BFGS" keeps.
     gtol : float
-        The method has converged when the gradient's largest entry is at most this,
+        The method has converged when the gradient's largest entry is at most this. For "LM", when the gradient and the next
+        step promise to lower the value by at most ``4 * gtol**2`` of the loss's size, the larger of r'r / 2 and p'J'Jp / 2 for
+        residuals r and their Jacobian J, and the next step by at most 3 % of the value. So no unit matters,
     ftol : float, optional
-        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1): by default 2.2e-9 for "L-BFGS" and
-        never for the others, as in SciPy.
+        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1), for "LM" times the loss's size: by
+        default 2.2e-9 for "L-BFGS" and never for the others, as in SciPy.
     maxiter : int, optional
         The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
@@ -84,7 +81,8 @@ def minimize(
     Result
         The minimum, with fields named as in SciPy, and the `state`: for "BFGS" and "SSBroyden" the estimate of the inverse
         Hessian matrix, (n, n), for "L-BFGS" steps and changes of the gradient, (pairs, 2, n), for "LM" None. For rows, the
-        minima without a state, with `best`, the result of the lowest one.
+        minima without a state, with `best`, the result of the lowest one. `success` is True if the method has converged, or
+        has reached the precision of the values.
 
     Raises
     ------
@@ -137,9 +135,8 @@ def minimize(
     total, unit = (len(p), "fit") if by_rows else (maxiter if limited else None, "iteration")
     with Progress(progress, total, unit, delay=BAR_DELAY_SECONDS) as bar:
         if fits is not None:
-            low, high = _rows_of(box, rows)
             with closing(fits):
-                found = run_compiled(fits, low, high, gtol, settings.maxiter, callback, bar, by_member=by_rows)
+                found = run_compiled(fits, settings.maxiter, callback, bar, by_member=by_rows)
             return found if by_rows else found.row(0)
         if not by_rows:
             return _descend(settings, function, p, box, bar)
@@ -173,11 +170,9 @@ class Point(Protocol):
     value: float
     g: Array
     calls: int
-    fall: float
 
-    @property
-    def steepness(self) -> float: ...
-
+    def converged(self, limits: Limits) -> bool: ...
+    def stalls(self, ftol: float) -> bool: ...
     def step(self) -> str: ...
 
 
@@ -258,37 +253,37 @@ def _descend(
 ) -> Result:
     """Step until it has converged, or finds no lower point."""
     point = _point(settings, function, p, box)
-    success, message, iterations = _steps(settings, point, bar)
+    message, iterations = _steps(settings, point, bar)
     if bar is not None:
         bar.show(_numbers(point))
     learnt = None if bar is None or isinstance(point, LevenbergMarquardt) else point.state
-    return Result(point.p, point.value, point.g, success, message, iterations, point.calls, learnt)
+    return Result(point.p, point.value, point.g, message in SUCCESSES, message, iterations, point.calls, learnt)
 
 
-def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[bool, str, int]:
-    """Whether it has converged, the reason for the end, and the number of iterations."""
+def _steps(settings: Settings, point: Point, bar: Progress | None) -> tuple[str, int]:
+    """The reason for the end, and the number of iterations."""
     if not (math.isfinite(point.value) and (not point.g.size or bool(abs(point.g).max() < math.inf))):
-        return False, INFINITE, 0
+        return INFINITE, 0
+    limits = Limits.of(settings.gtol)
     for iteration in range(settings.maxiter):
-        if point.steepness <= settings.gtol:
-            return True, CONVERGED, iteration
-        before = point.value
+        if point.converged(limits):
+            return CONVERGED, iteration
         if reason := point.step():
-            return False, reason, iteration
+            return reason, iteration
         if settings.callback is not None:
             settings.callback(point.p.copy())
         if bar is not None:
             bar.update()
             if bar.due():
                 bar.show(_numbers(point))
-        if settings.ftol and point.fall <= settings.ftol * max(abs(before), abs(point.value), 1.0):
-            return True, FALLS_LITTLE, iteration + 1
-    converged = point.steepness <= settings.gtol
-    return converged, CONVERGED if converged else LIMIT, settings.maxiter
+        if point.stalls(settings.ftol):
+            return FALLS_LITTLE, iteration + 1
+    return CONVERGED if point.converged(limits) else LIMIT, settings.maxiter
 
 
 def _numbers(point: Point) -> dict[str, str]:
-    return {"value": f"{point.value:.6g}", "gradient": f"{point.steepness:.3g}"}
+    steepest = float(abs(point.g).max()) if point.g.size else 0.0
+    return {"value": f"{point.value:.6g}", "gradient": f"{steepest:.3g}"}
 
 
 def _stacked(found: list[Result], p: Array) -> Result:

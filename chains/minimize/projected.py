@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import PRECISE, at_bounds, steepness
-from chains.minimize.quasi_newton import DECREASE, EPSILON, MAX_TRIES, Array, Direction, Function, evaluated
+from chains.minimize.levenberg_marquardt import at_bounds
+from chains.minimize.quasi_newton import DECREASE, MAX_TRIES, Array, Direction, Function, evaluated
+from chains.minimize.stopping import EPSILON, PRECISE, Limits, way_down
 
 MIN_CURVATURE = 1e-10  # of a pair: s'y relative to |s| |y|
 
@@ -25,10 +26,14 @@ class ProjectedQuasiNewton:
         self.p = p
         self.value, self.g = evaluated(function, p)
 
-    @property
-    def steepness(self) -> float:
-        """The largest entry of the gradient, limited by the distance to the bounds."""
-        return steepness(self.p, self.g, self._low, self._high)
+    def converged(self, limits: Limits) -> bool:
+        """Whether the gradient's largest entry is small; each counts at most as the distance to the bound."""
+        way = way_down(self.p, self.g, self._low, self._high)
+        return float(np.minimum(abs(self.g), way).max(initial=0.0)) <= limits.gtol
+
+    def stalls(self, ftol: float) -> bool:
+        """Whether the last step lowered the value by little."""
+        return ftol > 0.0 and self.fall <= ftol * max(abs(self.value + self.fall), abs(self.value), 1.0)
 
     @property
     def state(self) -> Array:

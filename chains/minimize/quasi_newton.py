@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import backend
+from chains.minimize.stopping import EPSILON, PRECISE, Limits
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import shown
 
@@ -23,7 +24,6 @@ Function = Callable[[Array], tuple[float, Array]]
 
 DECREASE, CURVATURE = 1e-4, 0.9  # of the strong Wolfe conditions; SciPy's
 MAX_TRIES = 40
-EPSILON = float(np.finfo(np.float64).eps)
 MAX_WIDENING = 10.0  # of BFGS's matrix in an iteration: 1 / (1 - CURVATURE) of the line search, the most after a unit step
 BLOCK_ELEMENTS = 2**20  # entries of a matrix that are changed together, so that no second matrix is needed
 MIN_COMPILED = 64  # parameters from which on the matrix is changed in machine code
@@ -246,7 +246,7 @@ class QuasiNewton:
         slope = float(d @ g)  # along the line
         step = self._search(d, slope) if slope < 0.0 else 0.0
         if step == 0.0 and 0.0 < -slope <= rounding:
-            return "the precision of the values is reached"
+            return PRECISE
         if step == 0.0:  # rounding has spoilt the model, or it is wrong from here on: begin anew
             self._direction.forget()
             d = -g
@@ -298,10 +298,13 @@ class QuasiNewton:
         step, self.p, self.value, self.g = best
         return step
 
-    @property
-    def steepness(self) -> float:
-        """The largest entry of the gradient."""
-        return float(abs(self.g).max()) if self.g.size else 0.0
+    def converged(self, limits: Limits) -> bool:
+        """Whether the gradient's largest entry is small."""
+        return not self.g.size or bool(abs(self.g).max() <= limits.gtol)
+
+    def stalls(self, ftol: float) -> bool:
+        """Whether the last step lowered the value by little."""
+        return ftol > 0.0 and self.fall <= ftol * max(abs(self.value + self.fall), abs(self.value), 1.0)
 
     def _evaluate(self, p: Array) -> tuple[float, Array]:
         self.calls += 1

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chains.minimize.levenberg_marquardt import CONVERGED, FALLS_LITTLE, INFINITE, PRECISE, SINGULAR, STUCK, steepness
+from chains.minimize.levenberg_marquardt import INFINITE, SINGULAR, STUCK
 from chains.minimize.result import Result
+from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, PRECISE, SUCCESSES
 from chains.support.progress import Progress
 
 CALL_SECONDS = 0.1
@@ -38,8 +39,7 @@ class CompiledFits(Protocol):
 
 
 def run_compiled(
-    fits: CompiledFits, low: np.ndarray, high: np.ndarray, gtol: float, maxiter: int, callback: Callable[[Any], object] | None,
-    bar: Progress, *, by_member: bool,
+    fits: CompiledFits, maxiter: int, callback: Callable[[Any], object] | None, bar: Progress, *, by_member: bool
 ) -> Result:  # fmt: skip
     """Run all members to their ends. `bar` counts those that have ended, or with one member its iterations."""
     running, done, seconds = np.arange(len(fits.p)), 0, 0.0  # the seconds of an iteration of a member
@@ -64,11 +64,8 @@ def run_compiled(
         running = running[fits.status[running] == 0]
         if not len(running) or done >= maxiter:
             break
-    success = np.array([status in (1, 2) for status in fits.status])
     message = np.array([MESSAGES[status] or LIMIT for status in fits.status], object)
-    for member in running:
-        if steepness(fits.p[member], fits.g[member], low[member], high[member]) <= gtol:
-            success[member], message[member] = True, CONVERGED
+    success = np.array([each in SUCCESSES for each in message])
     if by_member:
         bar.update(len(running))
     return Result(fits.p, fits.value, fits.g, success, message, fits.iterations, fits.calls)

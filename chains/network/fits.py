@@ -9,8 +9,9 @@ from typing import Any, cast
 import numpy as np
 
 from chains.backends.base import Fitter
-from chains.minimize.levenberg_marquardt import EPSILON, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
+from chains.minimize.levenberg_marquardt import MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
 from chains.minimize.rows import CompiledFits
+from chains.minimize.stopping import REST, Limits
 from chains.network import record_derivatives
 from chains.network.record import Criterion
 from chains.network.second_order import SecondOrder
@@ -25,9 +26,10 @@ def started(
     """The descents from rows of parameters; None without a fitter."""
     if fitter is None:
         return None
+    limits = Limits.of(gtol)
     settings = {
-        "gtol": gtol, "ftol": ftol, "least": p.shape[1] * EPSILON, "min_scale": MIN_SCALE, "tolerance": RADIUS_TOLERANCE,
-        "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
+        "promise": limits.promise, "floor": limits.floor, "rest": REST, "ftol": ftol, "min_scale": MIN_SCALE,
+        "tolerance": RADIUS_TOLERANCE, "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
     }  # fmt: skip
     return cast(CompiledFits, fitter.start(p, low, high, settings))
 

@@ -80,7 +80,7 @@ class Criterion(Tunable):
         return None if self.weights is None else ops.external("weights", self.weights, role="input", batched=True)
 
 
-def loss(network: Network, criterion: Criterion, dtype: Any, training: bool) -> Program:
+def loss(network: Network, criterion: Criterion, dtype: Any, training: bool = False) -> Program:
     """value = the loss and penalty. Pure."""
     ops, p, x = _begin("loss", network, dtype, training, masked=criterion.masked)
     _record_gradient(ops, network, criterion, p, None, x)

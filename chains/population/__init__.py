@@ -1,7 +1,9 @@
 """Models of populations: many subjects, each with random effects of its own."""
 
 from chains.population.compartments import Compartments
+from chains.population.diagnostics import PredictiveCheck, Residuals
 from chains.population.errors import Additive, Combined, Density, ErrorModel, Proportional
+from chains.population.files import load, save
 from chains.population.likelihood import PopulationObjective
 from chains.population.model import PopulationModel
 from chains.population.result import PopulationFit
@@ -15,5 +17,9 @@ __all__ = [
     "PopulationFit",
     "PopulationModel",
     "PopulationObjective",
+    "PredictiveCheck",
     "Proportional",
+    "Residuals",
+    "load",
+    "save",
 ]

@@ -13,11 +13,13 @@ from chains.support.messages import counted
 class Subjects:
     """Samples sorted by subject: inputs `x` without effects, measurements `t`, and `weights`, 0 where there is none.
 
-    `ids` are the subjects in ascending order. Samples of one subject keep their order.
+    `ids` are the subjects in ascending order. Samples of one subject keep their order; `order` has their places in the data.
     """
 
-    def __init__(self, x: np.ndarray, t: np.ndarray, weights: np.ndarray, ids: np.ndarray, number: np.ndarray) -> None:
-        self.x, self.t, self.weights, self.ids, self.number = x, t, weights, ids, number
+    def __init__(
+        self, x: np.ndarray, t: np.ndarray, weights: np.ndarray, ids: np.ndarray, number: np.ndarray, order: np.ndarray
+    ) -> None:
+        self.x, self.t, self.weights, self.ids, self.number, self.order = x, t, weights, ids, number, order
         self.count = len(ids)
         self.starts = np.searchsorted(number, np.arange(self.count))
         self._single = len(x) == self.count
@@ -47,7 +49,7 @@ class Subjects:
         # A missing number is replaced by one that is measured, so that no formula gets NaN.
         t = np.where(there, y, y[there][0])
         t, weights = t[order], there[order].astype(np.float64)
-        return cls(np.ascontiguousarray(x[order]), np.ascontiguousarray(t), weights, ids, number[order])
+        return cls(np.ascontiguousarray(x[order]), np.ascontiguousarray(t), weights, ids, number[order], order)
 
     def sums(self, rows: np.ndarray) -> np.ndarray:
         """The sums of rows over the samples of each subject, (numbers, subjects)."""
@@ -72,9 +74,16 @@ class Subjects:
     def only(self, subject: int) -> Subjects:
         """One subject alone."""
         rows, own = self.rows(subject), slice(subject, subject + 1)
+        count = rows.stop - rows.start
         return Subjects(
-            self.x[rows], self.t[rows], self.weights[rows], self.ids[own], np.zeros(rows.stop - rows.start, np.intp)
+            self.x[rows], self.t[rows], self.weights[rows], self.ids[own], np.zeros(count, np.intp), np.arange(count)
         )
+
+    def restored(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of samples in the order of the data."""
+        found = np.empty_like(rows)
+        found[self.order] = rows
+        return found
 
     def __str__(self) -> str:
         return f"{counted(self.count, 'subject')}, {counted(int(self.weights.sum()), 'measurement')}"

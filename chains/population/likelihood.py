@@ -48,6 +48,13 @@ class Split:
     def size(self) -> int:
         return self.network + self.covariance.size + self.errors
 
+    def checked(self, theta: Any) -> np.ndarray:
+        """The flat vector in float64. Raises ValueError for another shape."""
+        theta = np.asarray(as_array("theta", theta), np.float64)
+        if theta.shape != (self.size,):
+            raise ValueError(f"`theta` has shape {theta.shape}, but must have shape ({self.size},)")
+        return theta
+
     def __call__(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first, second = self.network, self.network + self.covariance.size
         return theta[..., :first], theta[..., first:second], theta[..., second:]
@@ -127,7 +134,7 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        theta = self._checked(theta)
+        theta = self.split.checked(theta)
         arrays = self._idle.pop() if self._idle else Arrays(self._network, self._recipe, self.subjects)
         try:
             value, g = self._evaluate(theta, arrays)
@@ -238,14 +245,8 @@ class PopulationObjective:
     def __repr__(self) -> str:
         return f"<population objective, {self.method}: {self.subjects}, {counted(self.n_params, 'parameter')}>"
 
-    def _checked(self, theta: Any) -> np.ndarray:
-        theta = np.asarray(as_array("theta", theta), np.float64)
-        if theta.shape != (self.n_params,):
-            raise ValueError(f"`theta` has shape {theta.shape}, but must have shape ({self.n_params},)")
-        return theta
-
     def _with_arrays(self, theta: Any, read: Any) -> Any:
-        theta = self._checked(theta)
+        theta = self.split.checked(theta)
         arrays = Arrays(self._network, self._recipe, self.subjects)
         return read(Point(self, theta, arrays, self._start))
 

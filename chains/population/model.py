@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from chains.chain import Chain
+from chains.layers import Append
 from chains.network import executables
 from chains.network.network import network_of
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
+from chains.population.diagnostics import simulate
 from chains.population.errors import METHODS, ErrorModel
 from chains.population.fitting import descend
 from chains.population.likelihood import PopulationObjective, Split
@@ -110,11 +112,65 @@ class PopulationModel:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        p, numbers, errors = self._split(np.asarray(theta, np.float64))
+        p, numbers, errors = self._split(self.checked(theta))
         factor = self._split.covariance.factor(numbers)
         found: dict[str, Any] = dict(self.net.values(p))
         found["covariance"] = factor @ factor.T
         return found | dict(zip(self.error.start, np.exp(errors).tolist(), strict=True))
+
+    def checked(self, theta: Any) -> np.ndarray:
+        """The flat vector in float64. Raises ValueError for another shape.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        """
+        return self._split.checked(theta)
+
+    def simulate(self, theta: Any, x: Any, subjects: Any = None, *, draws: int = 1, seed: int = 0) -> np.ndarray:
+        """Measurements of new subjects, with effects and errors drawn at random: (draws, samples, outputs).
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        x, subjects
+            The samples, as of `objective`.
+        draws : int
+            How many.
+        seed : int
+            The seed of the draws.
+
+        Raises
+        ------
+        ValueError
+            For a density, and for arguments that do not fit.
+        """
+        x = np.asarray(as_array("x", x))
+        outputs = int(np.prod(network_of(self.net).output_shape))
+        data = self.data(x, np.zeros((len(x), outputs)), subjects)
+        return simulate(self, self.checked(theta), data, draws, seed)
+
+    def individual(self, theta: Any, effects: Any) -> tuple[Chain, np.ndarray]:
+        """The network of one subject, without inputs for the effects, and its parameters; `chains.export` takes both.
+
+        Parameters
+        ----------
+        theta : array, shape (n_params,)
+            The flat vector.
+        effects : array, shape (effects,)
+            The subject's effects, such as a row of ``fit.effects``.
+        """
+        effects = np.asarray(as_array("effects", effects), np.float64)
+        width = network_of(self.net).input_shape[0] - len(self.effects)
+        if effects.shape != (len(self.effects),) or not width:
+            raise ValueError(
+                f"`effects` has shape {effects.shape}: wanted ({len(self.effects)},), for a network of other inputs too"
+            )
+        values = {f"effect{k}": value for k, value in enumerate(effects.tolist())}
+        net = Chain(Append(**values), *self.net.layers, input_shape=(width,), backend=self.net.backend)
+        return net, np.concatenate([effects, self._split(self.checked(theta))[0]])
 
     def data(self, x: Any, y: Any, subjects: Any = None) -> Subjects:
         """The checked data, sorted by subject; see `objective`."""
@@ -170,7 +226,7 @@ class PopulationModel:
             Whether to show a bar.
         """
         objective = self.objective(x, y, subjects, method=method, comm=comm)
-        theta = self.init(seed=seed) if theta is None else objective._checked(theta)
+        theta = self.init(seed=seed) if theta is None else self.checked(theta)
         best, found = descend(objective, theta, gtol, maxiter, progress)
         return PopulationFit(self, objective, best, found.fun, found.success, found.message, found.nit, found.nfev)
 

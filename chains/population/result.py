@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from chains.population.diagnostics import QUANTILES, PredictiveCheck, Residuals, predictive_check, residuals, simulate
 from chains.population.fitting import hessian, names_and_values
 from chains.population.likelihood import Point, PopulationObjective
 from chains.support.checks import check_word
-from chains.support.messages import counted
+from chains.support.messages import counted, shown
 
 KINDS = ("sandwich", "R", "S")
 
@@ -119,6 +120,57 @@ class PopulationFit:
         names, _, jacobian = names_and_values(self.model, self.theta)
         variances = np.einsum("ij,jk,ik->i", jacobian, self.covariance(kind), jacobian)
         return dict(zip(names, np.sqrt(np.maximum(variances, 0.0)).tolist(), strict=True))
+
+    def shrinkage(self) -> dict[str, float]:
+        """By effect, 1 minus the standard deviation of the subjects' effects over that of the model; "errors", of `iwres`.
+
+        Near 1, the data say little of single subjects: their effects are near 0, and plots of them mislead.
+        """
+        sd = np.sqrt((self.effects**2).mean(0))
+        model = np.sqrt(np.diag(self.values["covariance"]))
+        found = dict(zip(self.model.effects, (1.0 - sd / model).tolist(), strict=True))
+        if self.model.error.normal:
+            found["errors"] = 1.0 - float(np.nanstd(self.residuals.iwres))
+        return found
+
+    @cached_property
+    def residuals(self) -> Residuals:
+        """Predictions and residuals of each measurement; the last two are NaN for a `Density`."""
+        return residuals(self.model, self.theta, self.objective.subjects, self.effects, self.objective.method)
+
+    def check(
+        self, by: Any, *, bins: int = 8, draws: int = 200, quantiles: tuple[float, ...] = QUANTILES, seed: int = 0
+    ) -> PredictiveCheck:
+        """A visual predictive check: quantiles of the measurements, and of measurements drawn from the model.
+
+        Parameters
+        ----------
+        by : array, shape (samples,) or (samples, outputs)
+            The number by which measurements are divided into bins, such as the time since the last dose.
+        bins, draws : int
+            How many; bins have about equal numbers of measurements.
+        quantiles : tuple of float
+            The quantiles, between 0 and 1.
+        seed : int
+            The seed of the draws.
+        """
+        y = self.residuals.y
+        drawn = simulate(self.model, self.theta, self.objective.subjects, draws, seed)
+        return predictive_check(y, by, drawn, bins, quantiles)
+
+    def individual(self, subject: Any) -> tuple[Any, np.ndarray]:
+        """The network of one subject and its parameters, as ``model.individual``.
+
+        Parameters
+        ----------
+        subject
+            One of `subjects`.
+        """
+        found = np.flatnonzero(self.subjects == subject)
+        if not len(found):
+            raise ValueError(f"`subject` (={shown(subject)}) is not among the {len(self.subjects)} subjects of the fit")
+        made: tuple[Any, np.ndarray] = self.model.individual(self.theta, self.effects[found[0]])
+        return made
 
     def __str__(self) -> str:
         lines = [f"{self.objective.method}: {self.value:.5f} after {counted(self.iterations, 'iteration')}; {self.message}"]

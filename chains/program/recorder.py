@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from chains.expr import Expr, key_of, trace_with_settings
+from chains.expr import Expr, Formula, key_of, trace_with_settings
 from chains.program import operations as op
 from chains.program.loop import Loop, Steps
 from chains.program.operations import COMMUNICATOR, COMMUNICATOR_WORDS, Operation, Window
@@ -132,6 +132,20 @@ class Recorder:
         return self._depth > 0
 
     @property
+    def depth(self) -> int:
+        """The number of loops that are being recorded."""
+        return self._depth
+
+    @contextmanager
+    def aside(self) -> Iterator[list[Operation]]:
+        """A context: operations recorded inside go to a separate list, which is given."""
+        around, self.operations = self.operations, []
+        try:
+            yield self.operations
+        finally:
+            self.operations = around
+
+    @property
     def inverse_batch(self) -> View:
         """The number 1 / batch size; that of the whole batch, if it is divided among processes."""
         return self.external("inverse_total" if self.parallel else "inverse_batch", (), role="input")
@@ -247,6 +261,16 @@ class Recorder:
             raise ValueError(f"map: operands must be {self.dtype}, or all be scalars: {', '.join(map(str, (*outs, *ins)))}")
         if any(out.shape != outs[0].shape for out in outs):
             raise ValueError(f"map: the outs differ in shape: {', '.join(map(str, outs))}")
+        self.map_formula(outs, formula, ins)
+
+    def map_formula(self, outs: tuple[View, ...], formula: Formula, ins: tuple[View, ...]) -> None:
+        """As `map`, for a formula and operands that fit.
+
+        Parameters
+        ----------
+        outs, formula, ins : tuple of View, Formula, tuple of View
+            As of `map`.
+        """
         if formula.copied_input is not None:
             self.copy(outs[0], ins[formula.copied_input])
         else:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from chains.expr import Expr, trace_nodes, where
 from chains.expr.derivatives import cotangents
-from chains.expr.formulas import Replay
+from chains.expr.formulas import Formula
+from chains.expr.nodes import as_expr
 from chains.program import operations as op
 from chains.program.alias import across, overlap
 from chains.program.operations import Operation
@@ -41,19 +44,22 @@ def without_parts(operations: Sequence[Operation]) -> list[Operation]:
 
 @dataclass(frozen=True)
 class Place:
-    """An array that a layer is given, and the array for its cotangent, or None if it needs none."""
+    """An array that a layer is given, and the array for its cotangent, or None if it needs none.
+
+    `depth` is the number of loops around the layer. Parts of the array may advance in loops of the layer.
+    """
 
     view: View
-    cotangent: View | None
+    cotangent: View | None = None
+    depth: int = 0
 
     def holds(self, view: View) -> bool:
         """Whether the view is a part of the array."""
         own = self.view
-        if view.buffer is not own.buffer or view.loop_strides != own.loop_strides:
+        if view.buffer is not own.buffer or any(view.loop_stride(k) != own.loop_stride(k) for k in range(self.depth)):
             return False
-        size = int(np.prod(own.sample_shape, dtype=int))
         first = view.offset - own.offset
-        return first >= 0 and first + sum((n - 1) * stride for n, stride in _sample_axes(view)) < max(size, 1)
+        return first >= 0 and first + sum((n - 1) * stride for n, stride in _sample_axes(view)) < max(prod(own.sample_shape), 1)
 
     def to(self, view: View, other: View) -> View:
         """The same part of another array of this shape."""
@@ -62,9 +68,11 @@ class Place:
             strides = [
                 other.strides[0] if isinstance(n, Batch) else stride for n, stride in zip(view.shape, strides, strict=True)
             ]
-        return View(
-            other.buffer, view.shape, tuple(strides), other.offset + view.offset - self.view.offset, "", other.loop_strides
-        )  # fmt: skip
+        offset = other.offset + view.offset - self.view.offset
+        moved = View(other.buffer, view.shape, tuple(strides), offset, "", other.loop_strides)
+        for depth in range(self.depth, len(view.loop_strides)):
+            moved = moved.advancing(depth, view.loop_strides[depth])
+        return moved
 
 
 def _sample_axes(view: View) -> list[tuple[int, int]]:
@@ -100,16 +108,22 @@ class Transposer:
         self.operations = operations
         self.reads: list[Read] = []
         self._places = places
+        self._known: dict[View, Place] = {}
         self._own: dict[Buffer, Place] = {}
         self._filled: dict[Buffer, np.ndarray] = {}
+        self._masks: dict[View, np.ndarray] = {}
         self._position = 0
         self._active: set[Place] = {place for place in places if place.cotangent is not None}
 
-    def record(self, y: View) -> None:
-        """Record the pullback of the cotangent of `y`, which is filled. Cotangents without a term are filled with zeros."""
-        result = self.place(y)
-        self._find_active(result)
-        self.mark(self.cotangent(y))
+    def record(self, results: Sequence[View]) -> list[Read]:
+        """Record the pullback of the cotangents of `results`, which are filled. Returns what it reads.
+
+        Cotangents without a term are filled with zeros.
+        """
+        places = [self.place(result) for result in results]
+        self._find_active(places)
+        for result in results:
+            self.mark(self.cotangent(result))
         for position in reversed(range(len(self.operations))):
             self._position, operation = position, self.operations[position]
             if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
@@ -118,8 +132,9 @@ class Transposer:
                 for out in operation.outs:
                     self._forget(out)
         for place in self._places:
-            if place.cotangent is not None and place is not result:
+            if place.cotangent is not None and place not in places:
                 self._complete(place.cotangent)
+        return self.reads
 
     @staticmethod
     def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
@@ -133,14 +148,18 @@ class Transposer:
 
     def place(self, view: View) -> Place:
         """The array that a view is a part of."""
-        for place in self._places:
-            if place.holds(view):
-                return place
-        if view.buffer not in self._own:
-            whole = view.buffer.whole
-            cotangent = scratch_like(whole, f"d {whole}") if view.buffer.role == "scratch" else None
-            self._own[view.buffer] = Place(whole, cotangent)
-        return self._own[view.buffer]
+        if view not in self._known:
+            given = next((place for place in self._places if place.holds(view)), None)
+            self._known[view] = self._scratch(view.buffer) if given is None else given
+        return self._known[view]
+
+    def _scratch(self, buffer: Buffer) -> Place:
+        """The array of a buffer that the layer is not given."""
+        if buffer not in self._own:
+            whole = buffer.whole
+            cotangent = scratch_like(whole, f"d {whole}") if buffer.role == "scratch" else None
+            self._own[buffer] = Place(whole, cotangent, self.ops.depth)
+        return self._own[buffer]
 
     def is_active(self, view: View) -> bool:
         """Whether an array depends on the input or a parameter."""
@@ -203,8 +222,10 @@ class Transposer:
         return True
 
     def _mask(self, cotangent: View) -> np.ndarray:
-        memory = self._filled.setdefault(cotangent.buffer, np.zeros(cotangent.buffer.size, bool))
-        return cotangent.within(memory)
+        if cotangent not in self._masks:
+            memory = self._filled.setdefault(cotangent.buffer, np.zeros(cotangent.buffer.size, bool))
+            self._masks[cotangent] = cotangent.within(memory)
+        return self._masks[cotangent]
 
     def mark(self, cotangent: View, *, filled: bool = True) -> None:
         """Note whether a cotangent has terms."""
@@ -232,14 +253,14 @@ class Transposer:
         if self.is_active(view):
             self.mark(self.cotangent(view), filled=False)
 
-    def _find_active(self, result: Place) -> None:
+    def _find_active(self, results: Sequence[Place]) -> None:
         """Find the arrays that depend on the input or a parameter. Raises NotImplementedError for operations without a rule."""
-        self._active.discard(result)
+        self._active.difference_update(results)
         for operation in self.operations:
             if self._depends(operation):
                 self.rule(operation)
                 self._active.update(self.place(view) for view in operation.outs if self.place(view).cotangent is not None)
-        self._active.add(result)
+        self._active.update(results)
 
     def _depends(self, operation: Operation) -> bool:
         """Whether the results depend on the input or a parameter, as those of another layer may in any case."""
@@ -344,54 +365,55 @@ class _MapRule:
 
     def __init__(self, transposer: Transposer, operation: op.Map) -> None:
         self.t, self.operation = transposer, operation
-        known = [k for k, out in enumerate(operation.outs) if transposer.has_terms(out)]
+        known = tuple(k for k, out in enumerate(operation.outs) if transposer.has_terms(out))
         self.taken = {k: transposer.take(operation.outs[k]) for k in known}
         self.views = [*operation.ins, *operation.outs, *(self.taken.get(k, out) for k, out in enumerate(operation.outs))]
-        self.outs: list[tuple[View, Expr]] = []
+        groups: dict[View, list[int]] = {}
+        for position, view in enumerate(operation.ins):
+            if transposer.is_active(view):
+                groups.setdefault(view, []).append(position)
+        self.operands = list(groups)
+        self.terms = _Terms(operation.formula, tuple(map(tuple, groups.values())), known)
+        self.outs: list[tuple[View, int, int | None]] = []  # where a term goes, that of which operand, what it is added to
         self.later: list[tuple[View, View]] = []
 
     def record(self) -> None:
-        t, operation = self.t, self.operation
-        groups: dict[View, list[int]] = {}
-        for position, view in enumerate(operation.ins):
-            if t.is_active(view):
-                groups.setdefault(view, []).append(position)
-        found = cotangents(operation.formula, list(groups.values()), list(self.taken))
-        terms = {view: node for view, node in zip(groups, found, strict=True) if node is not None}
-        for view in [view for view, node in terms.items() if self._passes(view, node)]:
-            t.add(view, self.views[int(terms.pop(view).value)])
-        shape = operation.outs[0].shape
-        for view in sorted(terms, key=lambda view: view.shape != shape):
-            self._place(view, terms[view])
-        self._record_map()
+        t, nodes, shape = self.t, _found(self.terms), self.operation.outs[0].shape
+        for k, view in enumerate(self.operands):
+            if self._passes(view, nodes[k]):
+                t.add(view, self.views[int(nodes[k].value)])  # type: ignore[union-attr]
+        for k in sorted(range(len(nodes)), key=lambda k: self.operands[k].shape != shape):
+            if nodes[k] is not None and not self._passes(self.operands[k], nodes[k]):
+                self._place(k, nodes)
+        self._record_map(nodes)
         for view, term in self.later:
             t.add(view, term)
 
-    def _passes(self, view: View, node: Expr) -> bool:
+    def _passes(self, view: View, node: Expr | None) -> bool:
         """Whether the term of an operand is the cotangent of a result, and may be added before the map."""
-        if node.operation != "input" or node.value < len(self.operation.ins) + len(self.operation.outs):
+        if node is None or node.operation != "input" or node.value < len(self.operation.ins) + len(self.operation.outs):
             return False
         target, term = self.t.cotangent(view), self.views[int(node.value)]
         return all(not overlap(target, d) or d == term == target for d in self.taken.values())
 
-    def _place(self, view: View, node: Expr) -> None:
+    def _place(self, k: int, nodes: Sequence[Expr | None]) -> None:
         """Decide where the term of an operand is written."""
-        t, target = self.t, self.t.cotangent(view)
-        written = [out for out, _ in self.outs]
+        t, view = self.t, self.operands[k]
+        target, written = t.cotangent(view), [out for out, *_ in self.outs]
         if view.shape == self.operation.outs[0].shape and not any(
             across(target, each) for each in (*written, *self.taken.values())
         ):
-            if t.begun(target):
+            begun = t.begun(target)
+            if begun:
                 self.views.append(target)
-                node = Expr("input", value=len(self.views) - 1) + node
-            self.outs.append((target, node))
+            self.outs.append((target, k, len(self.views) - 1 if begun else None))
             t.mark(target)
             return
-        same = next((out for out, other in self.outs if other is node), None)
+        same = next((out for out, other, added in self.outs if nodes[other] is nodes[k] and added is None), None)
         if same is None:
             free = self._free(written)
             same = scratch_like(self.operation.outs[0], f"term of {view}") if free is None else free
-            self.outs.append((same, node))
+            self.outs.append((same, k, None))
         self.later.append((view, same))
 
     def _free(self, written: Sequence[View]) -> View | None:
@@ -400,17 +422,43 @@ class _MapRule:
         used = [*written, *(t.cotangent(each) for each in self.operation.ins if t.is_active(each))]
         return next((d for d in self.taken.values() if not any(overlap(d, each) for each in used)), None)
 
-    def _record_map(self) -> None:
-        outs = [(out, node) for out, node in self.outs if node.operation != "input" or self.views[int(node.value)] != out]
-        if not outs:
+    def _record_map(self, nodes: Sequence[Expr | None]) -> None:
+        changed = [(out, k, added) for out, k, added in self.outs if not self._is_there(out, nodes[k], added)]
+        if not changed:
             return
-        formula = trace_nodes(tuple(node for _, node in outs), tuple(f"x{k}" for k in range(len(self.views))))
-        formula, used = formula.only(range(len(outs)))
+        formula, used = _formula(self.terms, len(self.views), tuple((k, added) for _, k, added in changed))
         inputs, results = len(self.operation.ins), len(self.operation.outs)
         for k in used:
             if k < inputs + results:
                 self.t.value(self.views[k], after=k >= inputs)
-        self.t.ops.map(tuple(out for out, _ in outs), Replay(formula), *(self.views[k] for k in used))
+        self.t.ops.map_formula(tuple(out for out, *_ in changed), formula, tuple(self.views[k] for k in used))
+
+    def _is_there(self, out: View, node: Expr | None, added: int | None) -> bool:
+        """Whether the term is in its place already."""
+        return added is None and node is not None and node.operation == "input" and self.views[int(node.value)] == out
+
+
+class _Terms(NamedTuple):
+    """The terms of groups of a formula's inputs, each for one operand, if these of its outputs have cotangents."""
+
+    formula: Formula
+    groups: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+
+
+@lru_cache(2048)
+def _found(terms: _Terms) -> list[Expr | None]:
+    """The terms as expressions of the formula's inputs, its outputs and their cotangents."""
+    return cotangents(*terms)
+
+
+@lru_cache(2048)
+def _formula(terms: _Terms, inputs: int, chosen: tuple[tuple[int, int | None], ...]) -> tuple[Formula, list[int]]:
+    """The formula of some terms, each added to an input or alone, and the inputs that it needs."""
+    nodes = _found(terms)
+    results = [nodes[k] if added is None else Expr("input", value=added) + nodes[k] for k, added in chosen]
+    formula = trace_nodes(tuple(map(as_expr, results)), tuple(f"x{k}" for k in range(inputs)))
+    return formula.only(range(len(results)))
 
 
 def _pairs(a: View, b: View) -> Iterator[tuple[Any, Any]]:
@@ -449,26 +497,36 @@ RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
 
 
 def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequence[Place]) -> list[Operation] | None:
-    """The operations with one overwritten array that the pullback reads in separate memory; None if there is none.
+    """The operations with overwritten arrays that the pullback reads in separate memory; None if there are none.
 
     Raises ValueError where that is impossible.
     """
-    for read in reads:
-        for position in range(read.position + read.after, len(operations)):
-            if any(overlap(out, read.view) for out in operations[position].writes):
-                return _separated(operations, position, read.view, places)
-    return None
+    changed: list[Operation] | None = None
+    pending = list(reads)
+    while pending:
+        read, now = pending.pop(), changed or operations
+        later = range(read.position + read.after, len(now))
+        end = next((k for k in later if any(overlap(out, read.view) for out in now[k].writes)), None)
+        if end is not None:
+            changed, moved = _separated(now, end, read.view, places)
+            pending = [moved(each) for each in pending]
+    return changed
 
 
-def _separated(operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]) -> list[Operation]:
-    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it."""
-    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole, None)
+def _separated(
+    operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]
+) -> tuple[list[Operation], Callable[[Read], Read]]:
+    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it.
+
+    Also a function that gives a read of the array its new place.
+    """
+    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole)
 
     def replaces(operation: Operation) -> bool:
         return not operation.accumulates and any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
 
-    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), None)
-    touched = [each for each in operations[begin or 0 : end + 1] if any(place.holds(one) for one in each.views)]
+    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), -1)
+    touched = [each for each in operations[max(begin, 0) : end + 1] if any(place.holds(one) for one in each.views)]
     if not replaces(operations[end]) or any(isinstance(each, Part) for each in touched):
         raise ValueError(
             f"`{operations[end].name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
@@ -479,13 +537,17 @@ def _separated(operations: Sequence[Operation], end: int, view: View, places: Se
     def moved(each: View) -> View:
         return place.to(each, own) if place.holds(each) else each
 
+    def placed(read: Read) -> Read:
+        inside = begin < read.position + read.after <= end
+        return replace(read, view=moved(read.view)) if inside else read
+
     changed = list(operations)
-    for k in range(begin or 0, end):
+    for k in range(max(begin, 0), end):
         changed[k] = operations[k].on(moved)
         if k == begin:
             changed[k] = replace(changed[k], ins=operations[k].ins)
     changed[end] = replace(operations[end], ins=tuple(map(moved, operations[end].ins)))
-    return changed
+    return changed, placed
 
 
 def _covers(view: View, whole: View) -> bool:

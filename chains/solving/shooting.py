@@ -186,7 +186,7 @@ class MultipleShooting:
         maxiter : int
             The largest number of iterations of each fit.
         ftol : float
-            A fit ends when an iteration lowers the loss by at most `ftol` times max(loss, 1).
+            A fit ends when an iteration lowers the loss by at most `ftol` of its size, as in `minimize`.
         progress : bool, optional
             As in `minimize`: a bar that counts the fits.
 

@@ -37,6 +37,7 @@ PURPOSES = {
     "sample": 6,  # the momenta and the decisions of a sampler
     "posterior": 7,  # draws from an approximate posterior
     "points": 8,  # the choice among candidates
+    "population": 9,  # effects and errors of simulated subjects
 }
 MEMBER = 1 << 63  # a bit that seeds of members have
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,11 +28,14 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import concrete
 from chains.support.messages import counted, listed, shown
-from chains.testing.operation_programs import FAMILIES, operation_programs, random_arrays
+from chains.testing.operation_programs import FAMILIES, any_batch, operation_programs, products, random_arrays
 from chains.testing.programs import filled
 from chains.training.train import train
 
 BATCHES = (1, 5)
+# For faults of some sizes only: blocks, tiles and vectors that are full, that lack one row, and that have one too many.
+ALL_BATCHES = (*range(1, 266), *(size + more for size in (512, 1024) for more in (-1, 0, 1)))
+WIDEST_CLAIM = 0.01  # of `rounding`: with more, wrong results would pass
 LONG = 10.0  # the error of a network or a training, as a multiple of the rounding of a short computation
 SEED = 2**63 + 2  # of trainings: as large as those of members, and no number of float64
 
@@ -86,10 +90,11 @@ class Fault(AssertionError):  # noqa: N818 - no error of this package
 def check_backend(backend: str | Cupy | Backend, *, only: str = "*") -> Conformance:
     """Check a backend against NumPy: all operations on all kinds of views, networks, training, threads, and bad input.
 
-    Each operation is computed for one sample and for several, in each of the backend's `dtypes`, twice: first with scratch
-    memory that holds zeros, then with NaN there. Results must equal NumPy's within the backend's `rounding`; both runs must
-    give the same bits if it claims `same_bits`; and nothing next to a result may change. An operation or a view that the
-    backend refuses by an UnsupportedOperationError, with the name of the operation, is counted as refused.
+    Each operation is computed for one sample and for several, in each of the backend's `dtypes`, twice: first after a run on
+    other numbers, then with NaN in scratch memory. Results must equal NumPy's within the backend's `rounding`; both runs must
+    give the same bits if it claims `same_bits`; and nothing next to a result may change. Products and other operations over the
+    samples are also computed for each number of samples up to 265. An operation or a view that the backend refuses by an
+    UnsupportedOperationError, with the name of the operation, is counted as refused.
 
     Parameters
     ----------
@@ -122,15 +127,16 @@ def check_backend(backend: str | Cupy | Backend, *, only: str = "*") -> Conforma
     return table
 
 
+Arrays = Mapping[str, np.ndarray]
 Checks = Iterator[tuple[str, Callable[[], float]]]  # the name of each case, and a function that returns its error
 
 
 def _checks() -> dict[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
-    return families | {
-        "networks": _networks, "training": _training, "members": _members, "large arrays": _large_arrays, "threads": _threads,
-        "bad input": _bad_input,
+    return {"claims": _claims} | families | {
+        "sizes": _sizes, "networks": _networks, "training": _training, "members": _members, "large arrays": _large_arrays,
+        "threads": _threads, "bad input": _bad_input,
     }  # fmt: skip
 
 
@@ -173,41 +179,52 @@ def _same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], w
             raise Fault(f"`{name}` has other bits {why}")
 
 
-def _run(backend: Backend, program: Program, batch: int, arrays: Mapping[str, np.ndarray], fill: int) -> dict[str, np.ndarray]:
-    """The results of a program on copies of these arrays. Raises Fault if it changes its inputs."""
+def _run(
+    backend: Backend, program: Program, batch: int, arrays: Arrays, fill: int, before: Arrays | None = None
+) -> dict[str, np.ndarray]:
+    """The results of a program on copies of these arrays, which do not begin where a block of memory does; with `before`, after
+    a run on those. Raises Fault if it changes inputs.
+    """
     backend = backend.choose(program)
     used = {name: buffer for name, buffer in program.buffers.items() if name in arrays or buffer.role == "output"}
-    own = {
-        name: np.array(arrays[name], buffer.dtype)
-        if name in arrays
-        else np.full(concrete(buffer.shape, batch), np.nan, buffer.dtype)
-        for name, buffer in used.items()
-    }
-    before = {name: array.copy() for name, array in own.items() if used[name].role == "input"}
-    binding = backend.bind(program, batch, own, scratch=filled(backend.scratch_bytes(program, batch), fill))
+    own = {name: _off_the_start(concrete(buffer.shape, batch), buffer.dtype) for name, buffer in used.items()}
+    scratch = filled(backend.scratch_bytes(program, batch), fill)
+    for name, array in own.items():
+        array[...] = (before or arrays).get(name, np.nan)
+    binding = backend.bind(program, batch, own, scratch=scratch)
     with backend.running():
+        if before is not None:
+            binding.run()
+            for name in own:
+                binding.arrays[name][...] = arrays.get(name, np.nan)
         binding.run()
-    _same_bits(before, {name: binding.arrays[name] for name in before}, "after the run, but it is only read")
+    for name, array in arrays.items():
+        if used[name].role == "input" and binding.arrays[name].tobytes() != array.tobytes():
+            raise Fault(f"`{name}` has other bits after the run, but it is only read")
     return {name: np.array(binding.arrays[name]) for name, buffer in used.items() if buffer.role in ("output", "state")}
 
 
+def _off_the_start(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    return np.empty(math.prod(shape) + 1, dtype)[1:].reshape(shape)
+
+
 def _compared(backend: Backend, program: Program, batch: int, allowed: float) -> float:
-    """The error of a program as a share of what is allowed, with scratch memory that holds zeros, then NaN."""
+    """The error of a program as a share of what is allowed, after a run on other numbers, and with NaN in scratch memory."""
     arrays = random_arrays(program, batch)
     wanted = _run(find_backend("numpy"), program, batch, arrays, 0)
-    zeros, poisoned = (_run(backend, program, batch, arrays, fill) for fill in (0, 0xFF))
-    error = max((_share(zeros[name], wanted[name], allowed, f"`{name}`") for name in wanted), default=0.0)
+    again = _run(backend, program, batch, arrays, 0, random_arrays(program, batch, seed=1))
+    poisoned = _run(backend, program, batch, arrays, 0xFF)
     for name in wanted:
         _share(poisoned[name], wanted[name], allowed, f"with NaN in scratch memory before the run, `{name}`")
     if backend.same_bits:
-        _same_bits(zeros, poisoned, "in a second run, on scratch memory that held NaN before")
-    return error
+        _same_bits(poisoned, again, "in a second run of a bound program")
+    return max((_share(again[name], wanted[name], allowed, f"in a second run, `{name}`") for name in wanted), default=0.0)
 
 
 def _kinds(backend: Backend) -> Iterator[tuple[np.dtype[Any], float]]:
     """The types of the backend, each with the rounding that it claims."""
     for kind in map(np.dtype, backend.dtypes):
-        yield kind, backend.rounding[kind.name]
+        yield kind, backend.rounding.get(kind.name, np.nan)
 
 
 # Checks
@@ -218,6 +235,43 @@ def _operations(family: str, backend: Backend) -> Checks:
         for program in operation_programs(family, dtype):
             for batch in BATCHES:
                 yield f"{program.name}, {dtype}, batch {batch}", partial(_compared, backend, program, batch, allowed)
+
+
+def _claims(backend: Backend) -> Checks:
+    yield "dtypes", partial(_claimed_dtypes, backend)
+    for kind, allowed in _kinds(backend):
+        yield f"rounding, {kind}", partial(_claimed_rounding, kind, allowed)
+
+
+def _claimed_dtypes(backend: Backend) -> float:
+    if not backend.dtypes or not set(backend.dtypes) <= set(Backend.dtypes):
+        raise Fault(f"`dtypes` (={backend.dtypes!r}) must be numpy.float32, numpy.float64 or both: no network has others")
+    return 0.0
+
+
+def _claimed_rounding(kind: np.dtype[Any], allowed: Any) -> float:
+    if not isinstance(allowed, (int, float)) or not 0 < allowed <= WIDEST_CLAIM:
+        raise Fault(f"`rounding` of {kind} (={allowed!r}) must be a number above 0, at most {WIDEST_CLAIM}")
+    return 0.0
+
+
+def _sizes(backend: Backend) -> Checks:
+    for dtype, allowed in _kinds(backend):
+        for program in products(dtype):
+            for batch in BATCHES:
+                yield f"{program.name}, {dtype}, batch {batch}", partial(_compared_once, backend, allowed, program, batch)
+        for program in any_batch(dtype):
+            yield f"{program.name}, {dtype}", partial(_compared_over_batches, backend, allowed, program)
+
+
+def _compared_over_batches(backend: Backend, allowed: float, program: Program) -> float:
+    return max(_compared_once(backend, allowed, program, batch) for batch in ALL_BATCHES)
+
+
+def _compared_once(backend: Backend, allowed: float, program: Program, batch: int) -> float:
+    arrays = random_arrays(program, batch)
+    wanted, found = (_run(each, program, batch, arrays, 0xFF) for each in (find_backend("numpy"), backend))
+    return max(_share(found[name], wanted[name], allowed, f"for {batch} samples, `{name}`") for name in wanted)
 
 
 def _layers() -> dict[str, tuple[tuple[layers.Layer, ...], tuple[int, ...], Loss]]:

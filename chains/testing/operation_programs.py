@@ -10,13 +10,16 @@ import numpy as np
 
 from chains import expr
 from chains.expr.scalar import OPERATIONS
-from chains.program.operations import Window
+from chains.program.operations import COMMUNICATOR, Window
 from chains.program.program import Program
 from chains.program.recorder import Recorder
-from chains.program.view import View
+from chains.program.view import View, concrete
 
 IDS = np.dtype(np.int64)
 ROWS = 4  # of tables; indices go beyond on both sides
+SPECIAL = np.array([0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.5, -0.75, 8.0, -3.0])
+STEPS = 300  # of a long loop: more than 8 bits count
+SEED, STEP, FIRST_SAMPLE = 2**63 + 2**40 + 5, 2**63 + 2**33 + 259, 2**33 + 3  # of random numbers: no bits may be lost
 
 # Kinds of views of an array of a sample shape: with gaps after each row, with the last two axes exchanged, with gaps between
 # samples, and the whole buffer.
@@ -26,8 +29,8 @@ KINDS = ("whole", "part", "swapped", "entry")
 class Arrays:
     """Makes buffers, and views of them of a shape. Results are states, so that what is around a view is seen to be kept."""
 
-    def __init__(self, name: str, dtype: Any) -> None:
-        self.ops = Recorder(name, np.dtype(dtype))
+    def __init__(self, name: str, dtype: Any, *, parallel: bool = False) -> None:
+        self.ops = Recorder(name, np.dtype(dtype), parallel=parallel)
 
     def view(self, name: str, shape: tuple[int, ...], kind: str, *, batched: bool = True, result: bool = False) -> View:
         """A view of this kind; "swapped" takes two axes, and is "part" for fewer."""
@@ -65,12 +68,14 @@ def batch_matmul(a: Arrays, kind: str) -> None:
 
 def maps(a: Arrays, kind: str) -> None:
     x, b = a.view("x", (2, 3), kind), a.view("b", (2, 3), kind, batched=False)
-    a.ops.map(a.view("y", (2, 3), kind, result=True), lambda x, b: expr.tanh(x) * 2.0 + b, x, b)
+    a.ops.map(a.view("y", (2, 3), kind, result=True), lambda x, b: expr.tanh(x) * 2.1 + b, x, b)
     row = a.view("row", (3,), kind, batched=False)
     same = a.view("same", (2, 3), kind, result=True)
     a.ops.map(same, lambda y, row: y - row * y, same, row)
     first, second = a.view("first", (2, 3), kind, result=True), a.view("second", (2, 3), kind, result=True)
     a.ops.map((first, second), lambda p, q: (q + 1.0, p), first, second)
+    column = a.view("column", (2, 1), kind)
+    a.ops.map(a.view("outer", (2, 3), kind, result=True), lambda column, row: column - 0.1 * row, column, row)
 
 
 def scalars(a: Arrays, kind: str) -> None:
@@ -139,11 +144,12 @@ def pools(a: Arrays, kind: str) -> None:
 
 
 def rows(a: Arrays, kind: str) -> None:
-    """Rows taken from a table and added to it, with equal indices and indices out of range."""
-    index = a.input("index", dtype=IDS)
-    a.ops.gather(a.view("rows", (3,), kind, result=True), a.view("table", (ROWS, 3), kind, batched=False), index)
-    added = a.view("added", (ROWS, 3), kind, batched=False, result=True)
-    a.ops.scatter_add(added, index, a.view("source", (3,), kind))
+    """Rows taken from a table and added to it, with equal indices and indices out of range, some of more than 32 bits."""
+    index, short = a.input("index", dtype=IDS), a.input("short index", dtype=np.int32)
+    table, source = a.view("table", (ROWS, 3), kind, batched=False), a.view("source", (3,), kind)
+    for number, ids in enumerate((index, short, a.input("far index", dtype=IDS))):
+        a.ops.gather(a.view(f"rows {number}", (3,), kind, result=True), table, ids)
+        a.ops.scatter_add(a.view(f"added {number}", (ROWS, 3), kind, batched=False, result=True), ids, source)
 
 
 def random(a: Arrays, kind: str) -> None:
@@ -157,12 +163,19 @@ def random(a: Arrays, kind: str) -> None:
 def copies(a: Arrays, kind: str) -> None:
     a.ops.copy(a.view("y", (2, 3), kind, result=True), a.view("x", (2, 3), kind))
     a.ops.copy(a.view("from a row", (2, 3), kind, result=True), a.view("row", (3,), kind, batched=False))
-    a.ops.fill(a.view("filled", (2, 3), kind, result=True), -1.5)
+    a.ops.fill(a.view("filled", (2, 3), kind, result=True), -0.1)
 
 
 def conversions(a: Arrays, kind: str) -> None:
     a.ops.copy(a.result("numbers of ids"), a.input("index", dtype=IDS))
-    a.ops.copy(a.result("constant", 2, batched=False), a.ops.constant("two numbers", np.array([0.5, -3.0], a.ops.dtype)))
+    a.ops.copy(a.result("constant", 2, batched=False), a.ops.constant("two numbers", np.array([0.1, -1 / 3], a.ops.dtype)))
+
+
+def processes(a: Arrays, kind: str) -> None:
+    """What only programs for several processes have. There is no communicator, so the sum is that of one process."""
+    a.ops.random(a.result("numbers", 3))
+    a.ops.all_reduce(a.result("total", 2, 3, batched=False), a.input("part", 2, 3, batched=False))
+    a.ops.map(a.result("mean", 3), lambda x, i: x * i, a.input("x", 3), a.ops.inverse_batch)
 
 
 def loops(a: Arrays, kind: str) -> None:
@@ -184,6 +197,11 @@ def loops(a: Arrays, kind: str) -> None:
         row = outer.now(nested, 1)
         with a.ops.loop(3) as inner:
             a.ops.map(inner.now(row, 1), lambda y, x: y + x * x, inner.now(row, 1), inner.now(outer.now(x, 1), 1))
+    count, long = a.ops.scratch("count", (1,)), a.result("long", STEPS)
+    a.ops.fill(count, 0.0)
+    with a.ops.loop(STEPS) as at:
+        a.ops.map(count, lambda n: n + 0.1, count)
+        a.ops.copy(at.now(long, 1).expand(1), count)
 
 
 FAMILIES: dict[str, tuple[Callable[[Arrays, str], None], tuple[str, ...]]] = {
@@ -199,36 +217,75 @@ FAMILIES: dict[str, tuple[Callable[[Arrays, str], None], tuple[str, ...]]] = {
     "random": (random, KINDS),
     "copy and fill": (copies, KINDS),
     "conversions": (conversions, ("whole",)),
+    "processes": (processes, ("whole",)),
     "loop": (loops, ("whole",)),
 }
+
+# The inner size and the columns of products: below, at and above the usual sizes of vectors, tiles and blocks.
+PRODUCTS = ((1, 1), (9, 70), (35, 100), (100, 15), (130, 66), (260, 2), (5, 260))
+
+
+def products(dtype: Any) -> Iterator[Program]:
+    """For each of `PRODUCTS`, those of a dense layer: its output, and both gradients."""
+    for inner, columns in PRODUCTS:
+        a = Arrays(f"product of {inner} with {columns} columns", dtype)
+        x, w, y = a.input("x", inner), a.input("w", inner, columns, batched=False), a.result("y", columns)
+        a.ops.matmul(y, x, w)
+        a.ops.matmul(a.result("dw", inner, columns, batched=False), x.T, y)
+        a.ops.matmul(a.result("dx", inner), y, w.T)
+        yield a.ops.finish()
+
+
+def any_batch(dtype: Any) -> Iterator[Program]:
+    """Operations whose work grows with the number of samples, for any of them."""
+    a = Arrays("rows of products", dtype)
+    x, w, y = a.input("x", 3), a.input("w", 3, 5, batched=False), a.result("y", 5)
+    a.ops.matmul(y, x, w)
+    a.ops.matmul(a.result("dw", 3, 5, batched=False), x.T, y)
+    yield a.ops.finish()
+    a = Arrays("rows of other operations", dtype)
+    x, index = a.input("x", 3), a.input("index", dtype=IDS)
+    a.ops.map(a.result("mapped", 3), lambda x: expr.tanh(x) + 0.1, x)
+    a.ops.sum(a.result("sum", 3, batched=False), x)
+    a.ops.max(a.result("largest", 1), x)
+    a.ops.gather(a.result("rows", 3), a.input("table", ROWS, 3, batched=False), index)
+    a.ops.scatter_add(a.result("added", ROWS, 3, batched=False), index, x)
+    a.ops.random(a.result("random numbers", 3))
+    yield a.ops.finish()
 
 
 def operation_programs(family: str, dtype: Any) -> Iterator[Program]:
     """The programs of a family of operations, one for each kind of view."""
     record, kinds = FAMILIES[family]
     for kind in kinds:
-        arrays = Arrays(f"{family}, {kind} views", dtype)
+        arrays = Arrays(f"{family}, {kind} views", dtype, parallel=family == "processes")
         record(arrays, kind)
         yield arrays.ops.finish()
 
 
 def random_arrays(program: Program, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Arrays for the inputs and states of a program. Their numbers are exact in float32."""
-    rng, special = np.random.default_rng(seed), np.array([0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.5, -0.75, 8.0, -3.0])
-    arrays = {}
+    """Arrays for the inputs and states of a program."""
+    rng, arrays = np.random.default_rng(seed), {}
     for name, buffer in program.buffers.items():
-        if buffer.role not in ("input", "state") or buffer.data is not None or name == "inverse_batch":
-            continue
-        shape = buffer.whole.sample_shape
-        shape = (batch, *shape) if buffer.batched else shape
-        if name == "random":
-            arrays[name] = np.array([5 + (1 << 40), 3], np.uint64)
-        elif buffer.dtype.kind == "i":
-            arrays[name] = rng.integers(-2, ROWS + 2, shape).astype(buffer.dtype)
-        elif name.startswith("special"):
-            arrays[name] = special[rng.integers(0, len(special), shape)].astype(buffer.dtype)
-        elif name.startswith(("ties", "needed")):
-            arrays[name] = rng.integers(0, 3, shape).astype(buffer.dtype)
-        else:
-            arrays[name] = rng.normal(size=shape).astype(np.float32).astype(buffer.dtype)
+        if buffer.role in ("input", "state") and buffer.data is None and name != "inverse_batch":
+            arrays[name] = _drawn(name, buffer.dtype, concrete(buffer.shape, batch), rng, seed)
     return arrays
+
+
+def _drawn(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator, seed: int) -> np.ndarray:
+    """Numbers for a buffer, of the sort that its name says."""
+    if name == "random":
+        return np.array([SEED + seed, STEP + seed], dtype)
+    if name == "first_sample":
+        return np.array(FIRST_SAMPLE + seed, dtype)
+    if name == COMMUNICATOR:
+        return np.zeros(shape, dtype)
+    if name.startswith("far"):
+        return rng.choice([-(2**40) + 2, 2**32 + 1, 2**63 - 1], shape).astype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(-2, ROWS + 2, shape).astype(dtype)
+    if name.startswith("special"):
+        return SPECIAL[rng.integers(0, len(SPECIAL), shape)].astype(dtype)
+    if name.startswith(("ties", "needed")):
+        return rng.integers(0, 3, shape).astype(dtype)
+    return rng.normal(size=shape).astype(dtype)

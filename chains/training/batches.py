@@ -11,6 +11,7 @@ import numpy as np
 from chains.data.batches import pass_from
 from chains.losses import Loss
 from chains.network import checks, ensembles, executables
+from chains.network.call import Call
 from chains.network.ensembles import Members
 from chains.network.network import Network
 from chains.network.record import Criterion
@@ -74,23 +75,23 @@ def from_arrays(
     if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     members = None
+    given = {"p": p, "x": x, "t": t, "loss": loss, "weights": weights, "lengths": lengths, "penalty": penalty}
+    call = Call(network, given)
     if p.ndim == 1:
-        arrays, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
+        arrays, criterion = executables.problem(call)
     else:
-        members, criterion = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
+        members, criterion = member_problem(call, len(p))
         arrays = dict(members.arrays)
     batch_size = _check_batch_size(network, members.samples if members else len(arrays["x"]), batch_size, drop_last)
     arrays = arguments.to_device_of(p, arrays, move=False)
     return ArrayBatches(arrays, criterion, batch_size, drop_last, shuffle, seed, members)
 
 
-def member_problem(
-    network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
-) -> tuple[Members, Criterion]:
+def member_problem(call: Call, count: int) -> tuple[Members, Criterion]:
     """The checked data of `count` members, and the criterion that each of them minimises."""
-    members = ensembles.check_data(network, count, x, t, loss, weights, lengths)
-    first = {"weights": None, "lengths": None} | members.of(0)
-    return members, executables.problem(network, **first, loss=loss, penalty=penalty)[1]
+    members = ensembles.check_data(call, Members(count))
+    first = Call(call.network, {**call.given, **members.of(0)})
+    return members, executables.problem(first)[1]
 
 
 def _check_batch_size(network: Network, samples: int, batch_size: int | None, drop_last: bool) -> int:
@@ -206,7 +207,8 @@ class SourceBatches:
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
             network = self._network
-            data, criterion = executables.problem(network, x, t, self._loss, weights, self._penalty)
+            given = {"x": x, "t": t, "loss": self._loss, "weights": weights, "penalty": self._penalty}
+            data, criterion = executables.problem(Call(network, given))
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:

@@ -17,7 +17,7 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.expr.formulas import Replay, traced
-from chains.network.executables import part_arrays
+from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown

@@ -13,6 +13,7 @@ from chains.backends import Executable
 from chains.chain import Chain
 from chains.losses import Loss
 from chains.network import checks, ensembles, executables
+from chains.network.call import Call, state_of
 from chains.network.network import Network, network_of
 from chains.network.record import Criterion
 from chains.optimizers import Optimizer
@@ -229,7 +230,7 @@ def _check_trained(network: Network, p: Any, seed: Any, optimizer: Any, comm: An
 
     Raises TypeError or ValueError if they do not fit.
     """
-    if not ensembles.is_ensemble(p):
+    if not checks.is_ensemble(p):
         p, seed = arguments.check_trained(p, network.n_params), arguments.check_seed(seed)
         return p, seed, [optimizer]
     if comm is not None:
@@ -273,8 +274,8 @@ def _check_state(
     members = batches.members
     if members is None or state is None:
         arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return executables.state_for(network, step.program, state, p.dtype, arrays).get("state")
-    ensembles.add_state(members, network, state, p, True)
+        return state_of(Call(network, {"p": p, "state": state}), step.program, arrays).get("state")
+    ensembles.add_state(Call(network, {"p": p, "state": state}), members, updated=True)
     return members.arrays.pop("state")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from time import sleep
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -24,11 +27,11 @@ BACKENDS = {
     "emulated": lambda: "emulated",
     "one-kernel": lambda: "one-kernel",
 }
+LONG = [("emulated", "sizes"), ("one-kernel", "sizes")]  # half a minute each, thread by thread
 
 
 @pytest.mark.few(20, always=lambda name, only: name == "numpy")
-@pytest.mark.parametrize("only", CHECKS)
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize(("name", "only"), [case for case in product(BACKENDS, CHECKS) if case not in LONG])
 def test_the_backends_of_the_package_pass(name, only):
     table = check_backend(BACKENDS[name](), only=only)
     assert isinstance(table, Conformance)
@@ -159,6 +162,78 @@ def inputs_are_changed(memory, operation, calls):
     return [*calls, lambda: np.multiply(a, 1.5, a)] if a is not None and a.dtype.kind == "f" else calls
 
 
+def steps_are_cut(memory, operation, calls):
+    key = memory.array(operation.ins[0])
+
+    def call():
+        whole = key.copy()
+        key.flags.writeable = True
+        key[1] = whole[1] & np.uint64(0xFF)
+        for each in calls:
+            each()
+        key[...] = whole
+
+    return [call]
+
+
+def some_rows_are_left_out(memory, operation, calls):
+    out, a = (memory.array(view) for view in (*operation.outs, operation.ins[0]))
+    return [*calls, lambda: out[-1:].fill(0.0)] if 64 <= len(a) < 120 else calls
+
+
+def a_size_of_the_sum_is_wrong(memory, operation, calls):
+    out, b = (memory.array(view) for view in (*operation.outs, operation.ins[1]))
+    return [*calls, lambda: np.multiply(out, 1.01, out)] if 96 < len(b) <= 128 else calls
+
+
+def numbers_are_halves(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: np.copyto(out, out.astype(np.float16))]
+
+
+def numbers_are_single(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: np.copyto(out, out.astype(np.float32))]
+
+
+def indices_are_cut(bits):
+    def fault(memory, operation, calls):
+        out, table, index = (memory.array(view) for view in operation.views)
+        cut = np.dtype(f"u{bits // 8}")
+        return [lambda: np.take(table, index.astype(cut).astype(np.int64), 0, out, "clip")]
+
+    fault.__name__ = f"indices_are_cut_to_{bits}_bits"
+    return fault
+
+
+def a_tail_is_left_out(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: out[-1:].fill(0.0)] if out.ndim and len(out) % 16 == 15 else calls
+
+
+def long_loops_end_at_a_byte(memory, operation, calls):
+    return calls[: 256 * len(calls) // operation.steps] if operation.steps > 256 else calls
+
+
+def the_first_inputs_are_kept(memory, operation, calls):
+    a, kept = memory.array(operation.ins[0]), []
+
+    def call():
+        if not kept:
+            kept.append(a.copy())
+        np.copyto(memory.array(operation.outs[0]), kept[0])
+
+    return [call]
+
+
+def samples_of_others_are_not_counted(memory, operation, calls):
+    return calls if len(operation.ins) == 1 else LOWERINGS[ops.Random](memory, replace(operation, ins=operation.ins[:1]))
+
+
+def sums_over_processes_are_lost(memory, operation, calls):
+    return []
+
+
 FAULTS = [
     (ops.MatMul, transposed_operands_are_taken_as_they_lie, "operations: matmul"),
     (ops.MatMul, sums_are_not_added, "operations: matmul"),
@@ -173,6 +248,19 @@ FAULTS = [
     (ops.Map, rounding_is_lost, "operations: map"),
     (ops.Pool, padding_counts, "operations: pool"),
     (ops.Copy, inputs_are_changed, "operations: copy and fill"),
+    (ops.Random, steps_are_cut, "operations: random"),
+    (ops.Random, samples_of_others_are_not_counted, "operations: processes"),
+    (ops.AllReduce, sums_over_processes_are_lost, "operations: processes"),
+    (ops.MatMul, some_rows_are_left_out, "sizes"),
+    (ops.MatMul, a_size_of_the_sum_is_wrong, "sizes"),
+    (ops.Map, a_tail_is_left_out, "sizes"),
+    (ops.Fill, numbers_are_halves, "operations: copy and fill"),
+    (ops.Copy, numbers_are_single, "operations: copy and fill"),
+    (ops.Gather, numbers_are_single, "operations: gather and scatter_add"),
+    (ops.Gather, indices_are_cut(16), "operations: gather and scatter_add"),
+    (ops.Gather, indices_are_cut(32), "operations: gather and scatter_add"),
+    (Loop, long_loops_end_at_a_byte, "operations: loop"),
+    (ops.Copy, the_first_inputs_are_kept, "operations: copy and fill"),
 ]
 
 
@@ -181,6 +269,27 @@ def test_a_planted_fault_is_found(kind, fault, check):
     with pytest.raises(AssertionError, match="wrong: ") as found:
         check_backend(changed(kind, fault), only=check)
     assert f"wrong: {check}" in str(found.value)
+
+
+class Widened(NumpyBackend):
+    """A claim with which nothing is wrong."""
+
+    name = "widened"
+    rounding = MappingProxyType({"float32": 0.5, "float64": 1e-12})
+
+
+class Half(NumpyBackend):
+    """A type of which the package has no networks."""
+
+    name = "half"
+    dtypes = (np.float16,)
+
+
+class Untyped(NumpyBackend):
+    """No type at all: nothing to check."""
+
+    name = "untyped"
+    dtypes = ()
 
 
 class Shared(NumpyBackend):
@@ -250,6 +359,9 @@ class Noisy(NumpyBackend):
         (Unstepped, "training"),
         (Noisy, "networks"),
         (Shared, "threads"),
+        (Widened, "claims"),
+        (Half, "claims"),
+        (Untyped, "claims"),
     ],
 )
 def test_a_wrong_backend_is_found(wrong, check):

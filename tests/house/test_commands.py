@@ -78,6 +78,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
+    "benchmarks.studies.way": ("", {}),
     "benchmarks.gpu": ("--plan", {}),
     "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
     "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),

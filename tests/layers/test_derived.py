@@ -21,7 +21,7 @@ WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "Stea
 
 
 def derives(layer: Layer) -> bool:
-    return type(layer).__name__ not in WITH_LOOPS and not isinstance(layer, Cell)
+    return type(layer).__name__ not in WITH_LOOPS
 
 
 @pytest.mark.few(90, always=lambda case, **_: case.name in ("Dense", "Attention", "Conv", "LayerNorm", "Residual-nested"))
@@ -165,6 +165,85 @@ def test_new_layers_by_forward_alone(name):
     check_gradients(layer, shape, batch=2, backends=BACKENDS)
 
 
+class Leaky(Cell):
+    """A cell by `forward` alone, with a product that the pullback reads, in rows of two numbers."""
+
+    def declare(self, d):
+        d.carry("h", (4,))
+        d.carry("mean", (4,))
+        d.param("w", (*d.input, 4), "normal")
+        d.param("v", (2, 2), "normal")
+        d.temporary("z", (2, 2))
+        d.temporary("a", (4,))
+
+    def forward(self, ops, x, y, p, s):
+        ops.matmul(s.a, x, p.w)
+        ops.map(s.a, lambda a, h: expr.tanh(a + h), s.a, s.before.h)
+        ops.copy(s.z, s.a.reshape(2, 2))
+        own = ops.scratch("own", (2, 2))
+        ops.matmul(own.rows, s.z.rows, p.v)
+        ops.map(y, lambda a, b, m: a * b + m, own.reshape(4), s.a, s.before.mean)
+        ops.map(s.after.mean, lambda m, a: 0.5 * m + a * a, s.before.mean, s.a)
+
+
+class Scaled(Cell):
+    """A cell with an array without samples that its pullback reads."""
+
+    def declare(self, d):
+        d.carry("h", d.input)
+        d.param("w", d.input, "normal")
+
+    def forward(self, ops, x, y, p, s):
+        scale = ops.scratch("scale", x.sample_shape, batched=False)
+        ops.map(scale, lambda w: expr.tanh(w * w), p.w)
+        ops.map(y, lambda x, h, k: expr.tanh(x + k * h), x, s.before.h, scale)
+
+
+class Rate(Layer):
+    """A right-hand side by `forward` alone, with a layer within it."""
+
+    def declare(self, d):
+        d.child("inner", chains.Dense(2, 2, "gelu"), (2,))
+        d.param("k", (2,), "ones")
+        d.temporary("z", (2,))
+        d.output((2,))
+
+    def forward(self, ops, x, y, p, s):
+        s.children[0].forward(ops, x, s.z)
+        ops.map(y, lambda z, x, k: expr.sin(z) - (2.0 + k * k) * x, s.z, x, p.k)
+
+
+AT_A_STEP = {
+    "cell": ((5, 3), chains.Recurrent(Leaky(), return_sequences=True)),
+    "cell, both directions": ((3, 3), chains.Recurrent(Leaky(), bidirectional=True, initial_state="parameter")),
+    "cell, checkpoints": ((5, 3), chains.Recurrent(Leaky(), checkpoint_every=2)),
+    "cell, array without samples": ((4, 3), chains.Recurrent(Scaled())),
+    "ODE": ((2,), chains.ODE(Rate(), (0.0, 0.3, 0.5), steps=2)),
+    "ODE, checkpoints": ((2,), chains.ODE(Rate(), (0.0, 0.3, 0.5), steps=3, checkpoint_every=2)),
+    "ODE, adjoint": ((2,), chains.ODE(Rate(), (0.0, 0.3, 0.5), steps=8, adjoint=True)),
+    "ODE, implicit": ((2,), chains.ODE(Rate(), (0.0, 0.3), "kvaerno3", steps=2)),
+    "SDE": ((2,), chains.SDE(Rate(), Rate(), (0.0, 0.3), steps=2)),
+    "steady": ((2,), chains.SteadyState(Rate(), 2, guess="input")),
+}
+
+
+@pytest.mark.parametrize("name", AT_A_STEP)
+def test_the_step_of_a_loop_by_forward_alone(name):
+    shape, layer = AT_A_STEP[name]
+    net = chains.Chain(layer, input_shape=shape, backend="numpy")
+    rng, h = np.random.default_rng(1), 1e-5
+    p, x = rng.normal(size=net.n_params), rng.normal(size=(2, *shape))
+    dp, dx = rng.normal(size=p.shape), rng.normal(size=x.shape)
+    up, down = (net(x + sign * dx, p + sign * dp) for sign in (h, -h))
+    dy = rng.normal(size=up.shape)
+    g, g_x = net.vjp(p, x, dy)
+    assert math.isclose(np.sum(g * dp) + np.sum(g_x * dx), np.sum((up - down) * dy) / (2 * h), rel_tol=2e-7)
+    if name in ("cell", "ODE"):
+        own = chains.Chain(layer, input_shape=shape, backend="native")
+        for found, wanted in zip(own.vjp(p, x, dy), (g, g_x), strict=True):
+            assert_close(found, wanted, 1e-12, name)
+
+
 def looping(ops, x, y, p, s):
     with ops.loop(3) as at:
         ops.map(at.now(y, 1), lambda x: 2 * x, at.now(x, 1))
@@ -187,19 +266,6 @@ def test_refusals_name_the_operation(error, text, layer):
     net = chains.Chain(layer, input_shape=(3,), backend="numpy")
     with pytest.raises(error, match=text):
         net(np.ones((2, 3)), net.init())
-
-
-def test_a_cell_needs_a_pullback():
-    class Sum(Cell):
-        def declare(self, d):
-            d.carry("h", d.input)
-
-        def forward(self, ops, x, y, p, s):
-            ops.map(y, lambda x, h: x + h, x, s.before.h)
-
-    net = chains.Chain(chains.Recurrent(Sum()), input_shape=(2, 3), backend="numpy")
-    with pytest.raises(NotImplementedError, match="a cell is not derived: Sum must have a pullback"):
-        net(np.ones((1, 2, 3)), net.init())
 
 
 def test_second_derivatives_of_a_derived_layer():

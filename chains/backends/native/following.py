@@ -64,6 +64,8 @@ class FollowingBinding(Binding):
     def run(self) -> None:
         self.present().run()
 
+    __call__ = run
+
     def release(self, names: Iterable[str]) -> bool:
         return self.present().release(names)
 

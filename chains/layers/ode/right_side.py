@@ -170,8 +170,11 @@ class GradientSums:
 
     def __init__(self, ops: Recorder, grid: Grid, rhs: Node) -> None:
         self._ops, self._grid = ops, grid
-        shapes = (shape for each in rhs.declaration.all for shape in each.saved_shapes.values())
-        self._of_rows = any(len(shape) > 3 for shape in shapes)  # products of rows cannot be done for all steps together
+        saved = (shape[2:] for each in rhs.declaration.all for shape in each.saved_shapes.values())
+        others = (shape for each in rhs.declaration.all for shape in each.temporary_shapes.values())
+        self._of_rows = any(
+            len(shape) > 1 for shape in (*saved, *others)
+        )  # their products cannot be done for all steps together
         self._found: list[tuple[View, View, float | None]] = []  # a parameter's gradient, one of each step, their weight
 
     def of_step(self, at: Around, step: Steps, name: str, view: View, weight: float | None = None) -> View:

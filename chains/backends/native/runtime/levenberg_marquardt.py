@@ -36,13 +36,17 @@ FIT = Struct(
         "iterations": "i64",
     },
     {
-        "gtol": "double", "ftol": "double", "least": "double", "min_scale": "double", "tolerance": "double",
-        "max_corrections": "i64", "max_factorings": "i64",
-        "most": "double", "tried": "double", "damping": "double",  # what changes
+        "promise": "double", "floor": "double", "rest": "double", "ftol": "double", "min_scale": "double",
+        "tolerance": "double", "max_corrections": "i64", "max_factorings": "i64",
+        "least": "double", "most": "double", "tried": "double", "damping": "double",  # what changes
     },
     {"next": "ptr", "count": "i64", "members": "ptr", "places": "ptr", "place_count": "i64"},  # as of `epoch.LANE`
 )  # fmt: skip
-NUMBERS = ("value", "fall", "damping", "radius", "tried", "iterations", "calls", "status")  # of a member, doubles
+# Of a member, doubles. `promised`, `size` and `largest` are of the loss, `used` is the number of parameters on which something
+# depends at the start. `radius` and `tried` are squares of lengths.
+NUMBERS = (
+    "value", "promised", "size", "largest", "used", "fall", "damping", "radius", "tried", "iterations", "calls", "status",
+)  # fmt: skip
 # The status, in the order of `chains.minimize.rows.MESSAGES`.
 RUNNING, CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR = range(7)
 
@@ -57,7 +61,7 @@ def block_rows() -> tuple[int, int]:
 def fit_code() -> Code:
     """The machine code of `fits`."""
     module = Module()
-    for write in (_factored, _length, _solved, _look, _trial, _step, _advance):
+    for write in (_factored, _length, _solved, _look, _trial, _converged, _step, _advance):
         module.add(write(module), "internal")
     module.add(_fits(module))
     return machine_code(module.text(), ["fits"], processor())
@@ -142,6 +146,34 @@ class _Fit:
     def length(self, vector: Value) -> Value:
         return self.call("length", DOUBLE, vector)
 
+    def diagonal(self, i: Value) -> Value:
+        """An entry of the diagonal of the matrix."""
+        return self.at(self.get("matrix"), self.f.add(self.f.mul(i, self.get("ld")), i))
+
+    def curvature(self, vector: Value) -> Value:
+        """The product of the matrix with a vector on both sides."""
+        n, ld, matrix = self.get("n"), self.get("ld"), self.get("matrix")
+
+        def term(i: Value) -> Value:
+            row, own = self.f.address(matrix, self.f.mul(i, ld), DOUBLE), self.at(vector, i)
+            add = lambda k, sums: [self.f.fma(self.at(row, k), self.at(vector, k), sums[0])]  # noqa: E731
+            above = self.f.loop(self.f.add(i, 1), n, 1, add, [self.constant(0.0)])[1][0]
+            return self.times(own, self.f.fma(self.at(row, i), own, self.times(self.constant(2.0), above)))
+
+        return self.total(n, term)
+
+    def whole_promise(self, down: Value) -> Value:
+        """The fall that the step of a trial promises, if it goes down by `down` along the slope."""
+        damped = self.times(self.number("damping"), self.number("tried"))
+        return self.times(self.constant(0.5), self.minus(damped, down))
+
+    def at_bound(self, i: Value) -> Value:
+        """Whether a parameter is at a bound and would leave it along the negative gradient."""
+        here, down, zero = self.at(self.get("at"), i), self.at(self.get("g"), i), self.constant(0.0)
+        below = self.both(self.f.compare("ole", here, self.at(self.get("low"), i)), self.f.compare("ogt", down, zero))
+        above = self.both(self.f.compare("oge", here, self.at(self.get("high"), i)), self.f.compare("olt", down, zero))
+        return self.any_of(below, above)
+
     def negated(self, a: Value) -> Value:
         return self.f.assign(a.type, f"fneg {a}")
 
@@ -176,7 +208,7 @@ class _Fit:
 
 
 def _length(module: Module) -> Function:
-    """The root of the sum of `scale` times the squares of a vector."""
+    """The sum of `scale` times the squares of a vector."""
     w = _Fit(module, "length", "double", ((PTR, "vector"),))
     vector, scale = w.f.arguments[1], w.get("scale")
 
@@ -184,7 +216,7 @@ def _length(module: Module) -> Function:
         x = w.at(vector, i)
         return w.times(x, w.times(w.at(scale, i), x))
 
-    w.returns(w.root(w.total(w.get("n"), term)))
+    w.returns(w.total(w.get("n"), term))
     return w.f
 
 
@@ -310,40 +342,78 @@ def _solved(module: Module) -> Function:
 def _look(module: Module) -> Function:
     """Compute the model at the point, its scale, and what the bounds hold. Returns 1 unless the value or g is not finite."""
     w = _Fit(module, "look", "i64")
-    f, n, ld = w.f, w.get("n"), w.get("ld")
-    p, g, matrix, largest, scale = (w.get(name) for name in ("p", "g", "matrix", "largest", "scale"))
-    slope, squares, sizes, low, high = (w.get(name) for name in ("slope", "squares", "sizes", "low", "high"))
+    f, n, zero = w.f, w.get("n"), w.constant(0.0)
+    g, largest, scale, slope = (w.get(name) for name in ("g", "largest", "scale", "slope"))
+    squares, sizes = w.get("squares"), w.get("sizes")
     f.line(f"call void {w.get('run').text}({w.get('words')})")
-
-    def widen(i: Value) -> None:
-        w.write(largest, i, w.larger(w.at(matrix, f.add(f.mul(i, ld), i)), w.at(largest, i)))
-
-    w.each(n, widen)
+    w.put("value", f.load(DOUBLE, w.get("model_value")))
+    f.when(f.compare("oeq", w.number("used"), zero), lambda: _note_sizes(w))
+    w.put("promised", _promised(w))
+    w.put("size", _size(w))
+    w.put("largest", w.larger(w.number("size"), w.number("largest")))
+    w.each(n, lambda i: w.write(largest, i, w.larger(w.diagonal(i), w.at(largest, i))))
     top = w.times(w.get("min_scale"), w.most(n, lambda i: w.times(w.at(largest, i), w.at(squares, i))))
 
     def rescale(i: Value) -> None:
-        each = w.larger(w.at(largest, i), w.over(top, w.at(sizes, i)))
-        w.write(scale, i, f.select(f.compare("ogt", each, w.constant(0.0)), each, w.constant(1.0)))
-        here, down = w.at(p, i), w.at(g, i)
-        zero = w.constant(0.0)
-        beyond_low = w.both(f.compare("ole", here, w.at(low, i)), f.compare("ogt", down, zero))
-        beyond_high = w.both(f.compare("oge", here, w.at(high, i)), f.compare("olt", down, zero))
-        held = w.any_of(beyond_low, beyond_high)
-        w.write(slope, i, f.select(held, zero, down))
-
-        def leave_out() -> None:
-            w.each(i, lambda k: w.write(matrix, f.add(f.mul(k, ld), i), zero))
-            row = f.address(matrix, f.mul(i, ld), DOUBLE)
-            f.loop(i, n, 1, lambda k, _: w.write(row, k, zero))
-            w.write(row, i, w.constant(1.0))
-
-        f.when(held, leave_out)
+        idle = f.compare("oeq", w.at(largest, i), zero)  # frozen, or nothing has depended on it yet
+        w.write(scale, i, f.select(idle, zero, w.larger(w.at(largest, i), w.over(top, w.at(sizes, i)))))
+        held = w.any_of(idle, w.at_bound(i))
+        w.write(slope, i, f.select(held, zero, w.at(g, i)))
+        f.when(held, lambda: _leave_out(w, i))
 
     w.each(n, rescale)
-    w.put("value", f.load(DOUBLE, w.get("model_value")))
     size = w.plus(w.total(n, lambda i: w.size_of(w.at(g, i))), w.size_of(w.number("value")))
     w.returns(f.cast("zext", w.is_finite(size), I64))
     return f
+
+
+def _note_sizes(w: _Fit) -> None:
+    """Count the parameters on which something depends; the others are zero at the start."""
+    f, n, start, zero, one = w.f, w.get("n"), w.get("start"), w.constant(0.0), w.constant(1.0)
+    used = lambda i: f.compare("une", w.diagonal(i), zero)  # noqa: E731
+    w.put("used", w.larger(w.total(n, lambda i: f.select(used(i), one, zero)), one))
+    w.each(n, lambda i: w.write(start, i, f.select(used(i), w.at(start, i), zero)))
+    _set_sizes(w)
+
+
+def _set_sizes(w: _Fit) -> None:
+    """The squares of the parameters at the start, and their sizes; how much damping singular equations need."""
+    f, n, zero = w.f, w.get("n"), w.constant(0.0)
+    start, squares, sizes = w.get("start"), w.get("squares"), w.get("sizes")
+    w.set("least", w.times(w.number("used"), w.constant(EPSILON)))
+    w.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
+    mean = w.over(w.total(n, lambda i: w.at(squares, i)), w.number("used"))
+    mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
+    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
+
+
+def _promised(w: _Fit) -> Value:
+    """The sum of the falls that single parameters promise: `chains.minimize.stopping.promised_fall`."""
+    f, g, at, zero = w.f, w.get("g"), w.get("at"), w.constant(0.0)
+    low, high = w.get("low"), w.get("high")
+
+    def fall(i: Value) -> Value:
+        down, here, column = w.at(g, i), w.at(at, i), w.diagonal(i)
+        way = f.select(f.compare("ogt", down, zero), w.minus(here, w.at(low, i)), w.minus(w.at(high, i), here))
+        step = f.select(f.compare("ogt", column, zero), w.over(w.size_of(down), column), zero)
+        return w.times(w.size_of(down), w.smaller(way, step))
+
+    return w.times(w.constant(0.5), w.total(w.get("n"), fall))
+
+
+def _size(w: _Fit) -> Value:
+    """The size of the loss: of the residuals or the predictions."""
+    predicted = w.times(w.constant(0.5), w.curvature(w.get("at")))
+    return w.larger(predicted, w.number("value"))
+
+
+def _leave_out(w: _Fit, i: Value) -> None:
+    """Let the row and the column of a parameter be those of the unit matrix."""
+    f, n, ld, matrix, zero = w.f, w.get("n"), w.get("ld"), w.get("matrix"), w.constant(0.0)
+    w.each(i, lambda k: w.write(matrix, f.add(f.mul(k, ld), i), zero))
+    row = f.address(matrix, f.mul(i, ld), DOUBLE)
+    f.loop(i, n, 1, lambda k, _: w.write(row, k, zero))
+    w.write(row, i, w.constant(1.0))
 
 
 def _trial(module: Module) -> Function:
@@ -353,7 +423,8 @@ def _trial(module: Module) -> Function:
     u, d, scaled, scale = (w.get(name) for name in ("factor", "d", "scaled", "scale"))
     vector, lanes = Type("double", w.lanes), w.lanes
     least, radius = w.get("least"), w.number("radius")
-    w.set("damping", w.larger(w.over(w.times(w.number("damping"), w.number("tried")), radius), least))
+    longer = w.root(w.over(w.number("tried"), radius))
+    w.set("damping", w.larger(w.times(w.number("damping"), longer), least))
 
     def correct(k: Value, going: list[Value]) -> list[Value]:
         def solve() -> Value:
@@ -361,7 +432,7 @@ def _trial(module: Module) -> Function:
 
             def judge() -> Value:
                 length, damping = w.get("tried"), w.get("damping")
-                excess = w.minus(w.over(length, radius), w.constant(1.0))
+                excess = w.minus(w.root(w.over(length, radius)), w.constant(1.0))
                 near = f.compare("ole", w.size_of(excess), w.get("tolerance"))
                 free = w.both(f.compare("olt", excess, w.constant(0.0)), f.compare("oeq", damping, least))
                 last = f.compare("eq", k, w.get("max_corrections"))
@@ -384,7 +455,7 @@ def _trial(module: Module) -> Function:
                         return [f.fma(z, z, total[0])]
 
                     curvature = f.loop(integer(0), n, 1, forward, [w.constant(0.0)])[1][0]
-                    change = w.over(w.times(w.times(length, length), excess), curvature)
+                    change = w.over(w.times(length, excess), curvature)
                     w.set("damping", w.larger(w.plus(damping, change), least))
                     return integer(1)
 
@@ -401,11 +472,30 @@ def _trial(module: Module) -> Function:
     return f
 
 
+def _converged(module: Module) -> Function:
+    """Whether the gradient and the next step promise little, or the value is zero: 1 or 0. See `chains.minimize.stopping`."""
+    w = _Fit(module, "converged", "i64")
+    f, d, slope = w.f, w.get("d"), w.get("slope")
+    value, no = w.number("value"), integer(0)
+    w.return_if(f.compare("ole", value, w.times(w.get("floor"), w.number("largest"))), lambda: integer(1))
+    little = w.times(w.get("promise"), w.number("size"))
+    w.return_if(w.inverse_of(f.compare("ole", w.number("promised"), little)), lambda: no)
+    kept = {name: w.number(name) for name in ("damping", "tried")}
+    solved = w.call("trial", I64)
+    promised = w.whole_promise(w.total(w.get("n"), lambda i: w.times(w.at(d, i), w.at(slope, i))))
+    for name, number_ in kept.items():
+        w.put(name, number_)
+    most = w.smaller(little, w.times(w.get("rest"), value))
+    ends = w.both(f.compare("eq", solved, integer(1)), f.compare("ole", promised, most))
+    w.returns(f.cast("zext", ends, I64))
+    return f
+
+
 def _step(module: Module) -> Function:
     """Go to a lower point; a status where there is none."""
     w = _Fit(module, "step", "i64")
-    f, n, ld = w.f, w.get("n"), w.get("ld")
-    p, at, d, slope, matrix = (w.get(name) for name in ("p", "at", "d", "slope", "matrix"))
+    f, n = w.f, w.get("n")
+    p, at, d, slope = (w.get(name) for name in ("p", "at", "d", "slope"))
     low, high, epsilon, zero = w.get("low"), w.get("high"), w.constant(EPSILON), w.constant(0.0)
     w.set("most", zero)
 
@@ -424,28 +514,21 @@ def _step(module: Module) -> Function:
         def projected() -> list[Value]:
             w.each(n, lambda i: w.write(d, i, w.minus(w.at(p, i), w.at(at, i))))
             down = w.total(n, lambda i: w.times(w.at(d, i), w.at(slope, i)))
-
-            def curvature(i: Value) -> Value:
-                row, own = f.address(matrix, f.mul(i, ld), DOUBLE), w.at(d, i)
-                twice = f.loop(f.add(i, 1), n, 1, lambda k, s: [f.fma(w.at(row, k), w.at(d, k), s[0])], [zero])[1][0]
-                return w.times(own, f.fma(w.at(row, i), own, w.times(w.constant(2.0), twice)))
-
-            curved = w.total(n, curvature)
-            return [w.length(d), down, w.minus(w.negated(down), w.times(w.constant(0.5), curved))]
+            half = w.times(w.constant(0.5), w.curvature(d))
+            return [w.length(d), down, w.minus(w.negated(down), half)]
 
         def whole() -> list[Value]:
             down = w.total(n, lambda i: w.times(w.at(d, i), w.at(slope, i)))
-            promised = w.times(w.constant(0.5), w.minus(w.times(w.times(damping, tried), tried), down))
-            return [tried, down, promised]
+            return [tried, down, w.whole_promise(down)]
 
         length, down, promised = f.choice(clipped, projected, whole)
         w.set("most", w.larger(promised, w.get("most")))
         enough = f.compare("ogt", promised, w.times(epsilon, value))
-        here = w.times(epsilon, w.length(at))
+        here = w.times(w.constant(EPSILON**2), w.length(at))
         ended = w.any_of(f.compare("ule", length, here), w.inverse_of(w.any_of(clipped, enough)))
 
         def explain() -> Value:
-            rounding = f.fma(here, here, w.times(w.constant(EPSILON**0.5), value))
+            rounding = w.plus(here, w.times(w.constant(EPSILON**0.5), value))
             return f.select(f.compare("ole", w.get("most"), rounding), integer(PRECISE), integer(STUCK))
 
         w.return_if(ended, explain)
@@ -462,10 +545,11 @@ def _step(module: Module) -> Function:
 
             def shrunk() -> Value:
                 shrink = w.over(w.times(w.constant(0.5), down), w.plus(down, fall))
-                return w.times(w.smaller(w.larger(shrink, w.constant(0.1)), w.constant(0.5)), length)
+                shrink = w.smaller(w.larger(shrink, w.constant(0.1)), w.constant(0.5))
+                return w.times(w.times(shrink, shrink), length)
 
             def grown() -> Value:
-                twice, before = w.times(w.constant(2.0), length), w.number("radius")
+                twice, before = w.times(w.constant(4.0), length), w.number("radius")
                 return f.select(clipped, w.larger(before, twice), twice)
 
             kept = lambda: f.either(good, grown, lambda: w.number("radius"))  # noqa: E731
@@ -481,7 +565,7 @@ def _step(module: Module) -> Function:
             return f.select(f.compare("eq", good, integer(1)), integer(0), integer(SINGULAR))
 
         def shorten() -> Value:
-            w.put("radius", w.times(w.constant(0.25), tried))
+            w.put("radius", w.times(w.constant(0.0625), tried))
             return integer(-1)
 
         status = f.either(enough, judge, shorten)
@@ -494,53 +578,44 @@ def _step(module: Module) -> Function:
 def _advance(module: Module) -> Function:
     """Do at most `iterations` of a member."""
     w = _Fit(module, "advance", "i64")
-    f, n = w.f, w.get("n")
-    p, at, g, squares, sizes, start = (w.get(name) for name in ("p", "at", "g", "squares", "sizes", "start"))
-    low, high, zero = w.get("low"), w.get("high"), w.constant(0.0)
+    f, n, zero = w.f, w.get("n"), w.constant(0.0)
+    p, at, g = (w.get(name) for name in ("p", "at", "g"))
     w.each(n, lambda i: w.write(p, i, w.at(at, i)))
-    w.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
-    mean = w.over(w.total(n, lambda i: w.at(squares, i)), f.cast("sitofp", n, DOUBLE))
-    mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
-    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
+    f.when(f.compare("one", w.number("used"), zero), lambda: _set_sizes(w))
     good = w.call("look", I64)
 
     def begin() -> None:
         w.put("calls", w.constant(1.0))
         w.put("damping", w.get("least"))
         length = w.length(at)
-        length = f.select(f.compare("oeq", length, zero), w.constant(1.0), length)
+        for other in (w.times(w.constant(2.0), w.number("value")), w.constant(1.0)):
+            length = f.select(f.compare("oeq", length, zero), other, length)
         w.put("radius", length)
         w.put("tried", length)
 
     f.when(f.compare("oeq", w.number("calls"), zero), begin)
 
+    def check(status: Value) -> Value:
+        """CONVERGED for a member that runs and has converged."""
+        runs = f.compare("eq", status, integer(RUNNING))
+        done = f.either(runs, lambda: w.call("converged", I64), lambda: integer(0))
+        return f.select(f.compare("eq", done, integer(1)), integer(CONVERGED), status)
+
+    def moved() -> Value:
+        w.put("iterations", w.plus(w.number("iterations"), w.constant(1.0)))
+        size = w.larger(w.number("size"), w.plus(w.number("value"), w.number("fall")))
+        ftol = w.get("ftol")
+        little = f.compare("ole", w.number("fall"), w.times(ftol, size))
+        return f.select(w.both(little, f.compare("ogt", ftol, zero)), integer(FALLS_LITTLE), integer(RUNNING))
+
+    def further() -> Value:
+        reason = w.call("step", I64)
+        return check(f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason))
+
     def iterate(_: Value, status: list[Value]) -> list[Value]:
-        def steep(i: Value) -> Value:
-            down, here = w.at(g, i), w.at(at, i)
-            way = f.select(f.compare("ogt", down, zero), w.minus(here, w.at(low, i)), w.minus(w.at(high, i), here))
-            return w.smaller(w.size_of(down), way)
+        return [f.either(f.compare("eq", status[0], integer(RUNNING)), further, lambda: status[0])]
 
-        def further() -> Value:
-            before = w.number("value")
-            reason = w.call("step", I64)
-
-            def moved() -> Value:
-                w.put("iterations", w.plus(w.number("iterations"), w.constant(1.0)))
-                size = w.larger(w.larger(w.size_of(before), w.size_of(w.number("value"))), w.constant(1.0))
-                ftol = w.get("ftol")
-                little = f.compare("ole", w.number("fall"), w.times(ftol, size))
-                ends = w.both(little, f.compare("ogt", ftol, zero))
-                return f.select(ends, integer(FALLS_LITTLE), integer(RUNNING))
-
-            return f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason)
-
-        def one() -> Value:
-            done = f.compare("ole", w.most(n, steep), w.get("gtol"))
-            return f.either(done, lambda: integer(CONVERGED), further)
-
-        return [f.either(f.compare("eq", status[0], integer(0)), one, lambda: status[0])]
-
-    first = f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE))
+    first = check(f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE)))
     status = f.loop(integer(0), w.get("iterations"), 1, iterate, [first])[1][0]
     w.put("status", f.cast("sitofp", status, DOUBLE))
     found = w.get("found")
