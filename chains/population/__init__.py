@@ -1,17 +1,16 @@
 """Models of populations: many subjects, each with random effects of its own."""
 
-from chains.population.compartments import Compartments
 from chains.population.diagnostics import PredictiveCheck, Residuals
 from chains.population.errors import Additive, Combined, Density, ErrorModel, Proportional
 from chains.population.files import load, save
 from chains.population.likelihood import PopulationObjective
 from chains.population.model import PopulationModel
 from chains.population.result import PopulationFit
+from chains.population.table import Table, read_table
 
 __all__ = [
     "Additive",
     "Combined",
-    "Compartments",
     "Density",
     "ErrorModel",
     "PopulationFit",
@@ -20,6 +19,8 @@ __all__ = [
     "PredictiveCheck",
     "Proportional",
     "Residuals",
+    "Table",
     "load",
+    "read_table",
     "save",
 ]

@@ -73,7 +73,7 @@ ROOMS = {  # imported from there
     "callbacks": callbacks, "initializers": initializers, "layers": layers, "losses": losses, "program": program,
 }  # fmt: skip
 MET = {"Draws", "EnsembleHistory", "Objective", "Trajectory"}  # classes of results, not imported
-LATER = ("interop", "sklearn")  # modules that users import themselves, since they need other packages
+LATER = ("interop", "population", "sklearn")  # modules that users import themselves
 # Public by their names, but for the package itself; of a network also what it has as a layer, which stands at `layer`.
 INSIDE = {
     "testing": "Checked Kink filled",

@@ -204,7 +204,7 @@ class Compartments(Layer):
         d.saved("rates", (1 if self.compartments == 1 else 6,))
         d.saved("parts", (self.times, self.doses))
         if self.steady:
-            d.saved("before", (self.compartments + 1, self.doses))
+            d.saved("left", (self.compartments + 1, self.doses))
         d.output((self.times,))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
@@ -212,8 +212,8 @@ class Compartments(Layer):
         rates = [s.rates.slice(-1, k, k + 1) for k in range(s.rates.sample_shape[0])]
         ops.map(tuple(rates), self._kind.rates, *(named[name] for name in self._kind.parameters))
         if self.steady:
-            self._record_before(ops, [s.before.index(1, k) for k in range(self.compartments + 1)], rates, named)
-            named |= {f"before {k}": s.before.index(1, k) for k in range(self.compartments + 1)}
+            self._record_before(ops, [s.left.index(1, k) for k in range(self.compartments + 1)], rates, named)
+            named |= {f"before {k}": s.left.index(1, k) for k in range(self.compartments + 1)}
         operands = {name: view.expand(1) for name, view in named.items()}
         operands["time"] = named["time"].expand(-1)
         operands |= {f"rate {k}": view.expand(1) for k, view in enumerate(rates)}

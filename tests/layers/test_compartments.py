@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chains import ODE, Chain, Equations
-from chains.population import Compartments
-from chains.population.compartments import mean2, mean3
+from chains.layers import Compartments
+from chains.layers.compartments import mean2, mean3
 
 NONE = np.empty(0)
 SETTINGS = [
