@@ -1,7 +1,7 @@
 """Long tables of doses and measurements, with a row for each event, as subjects and as samples of a network.
 
-Columns have the names that NONMEM's users give them: ID, TIME, DV, AMT, EVID, MDV, CMT, RATE, ADDL, II, SS, DVID. What a table
-says and this reader does not understand is refused, with its row and column. Rows are counted from 1, without the header.
+Columns have the names that NONMEM's users give them: ID, TIME, DV, AMT, EVID, MDV, CMT, RATE, ADDL, II, SS, DVID. An entry
+that this reader does not understand is refused, with its row and column. Rows are counted from 1, without the header.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Table:
         rows = [self._given(subject, k, compartment) for subject in self.subjects for k in range(len(subject.times))]
         for name, flag in (("durations", infusion), ("intervals", steady)):
             if not flag and any(getattr(doses, name)[chosen].any() for _, doses, chosen in rows):
-                wanted = "infusion=True: some doses have a RATE" if name == "durations" else "steady=True: some doses have SS"
-                raise ValueError(f"`samples` needs {wanted}")
+                setting = "infusion=True: some doses have a RATE" if name == "durations" else "steady=True: some doses have SS"
+                raise ValueError(f"`samples` needs {setting}")
         count = max((int(chosen.sum()) for *_, chosen in rows), default=0) or 1
         x = np.zeros((len(rows), len(self.covariates) + 1 + len(kinds) * count))
         x[:, : len(self.covariates) + 1] = [[*each, time] for (each, time), *_ in rows]
@@ -304,7 +304,8 @@ class _Reader:
 
     def _doses(self, rows: np.ndarray) -> SubjectDoses:
         """The doses of a subject, with additional ones, and where a reset ends them."""
-        c, found = self.c, []
+        c = self.c
+        found: list[list[float]] = []
         last = -math.inf
         for row in rows:
             time, evid, ss = c["time"][row], c["evid"][row], c["ss"][row]
