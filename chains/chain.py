@@ -16,11 +16,11 @@ from chains.layers.stepwise import carries
 from chains.losses import Loss
 from chains.network import calls, derivatives
 from chains.network.bound import Bound, bound
-from chains.network.ensemble_objective import EnsembleObjective, objective_of
 from chains.network.network import Network, init, init_many
-from chains.network.objective import Objective
 from chains.network.stepping import Stepping, step
 from chains.network.summary import program_of, summary, table
+from chains.objectives.ensemble_objective import EnsembleObjective, objective_of
+from chains.objectives.objective import Objective
 from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.penalties import Penalty

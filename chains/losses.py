@@ -100,6 +100,41 @@ class Loss(FrozenOnceRecorded, ABC):
         """
 
 
+class SeriesLoss(Loss):
+    """A loss of derivatives of the outputs with respect to the inputs, as coefficients of series along directions."""
+
+    outputs: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def orders(self) -> tuple[int, ...]:
+        """The highest order of derivative along each direction."""
+
+    @property
+    @abstractmethod
+    def tangents(self) -> np.ndarray:
+        """The directions as vectors, shape (directions, coordinates)."""
+
+    @property
+    @abstractmethod
+    def equations(self) -> int:
+        """The largest number of equations of a term."""
+
+    @abstractmethod
+    def record_series(self, ops: Recorder, x: View, rows: Any, t: View, w: View | None, value: View, adjoints: Any) -> None:
+        """Record how `value` and the `adjoints` are filled from the coefficients of the outputs, `rows`.
+
+        Both have the same outputs and indices; coefficients without a row are zero.
+        """
+
+    @abstractmethod
+    def record_equation(self, ops: Recorder, number: int, x: View, rows: Any, t: View, residual: View, adjoints: Any) -> None:
+        """Record one equation of each point's term: its `residual` (batch,), times the root of the weight, and its slopes.
+
+        Arguments as of `record_series`. Terms with fewer equations give zeros.
+        """
+
+
 @dataclass(frozen=True)
 class ElementwiseLoss(Loss):
     """``factors[0] * function(y, t)`` summed over a sample's outputs, or averaged over them, and averaged over the batch.

@@ -23,7 +23,7 @@ from chains.jets.jet import Jet
 from chains.jets.series import indices
 from chains.layers.node import Node, Root, Vectors, check_filled, check_kept
 from chains.layers.recurrent import mask_of
-from chains.losses import Loss
+from chains.losses import Loss, SeriesLoss
 from chains.network.network import Network
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty, Selection
@@ -31,7 +31,6 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.settings import Tunable
 from chains.program.view import View
-from chains.residuals.loss import ResidualLoss
 
 IDS = np.dtype(np.int64)  # the type of ids in programs
 MAX_LINES = 16  # of an activation that counts as piecewise linear
@@ -198,7 +197,7 @@ def _record_gradient(
     if dx is None:
         dx = ops.scratch("dx", network.declaration.input)  # never read, so never computed
     views = Gradient(x, y, dy, dx, t, w, own_value)
-    if isinstance(criterion.loss, ResidualLoss):
+    if isinstance(criterion.loss, SeriesLoss):
         _record_residuals(ops, criterion.loss, network, node, views)
     else:
         _record_loss(ops, criterion.loss, node, views)
@@ -259,14 +258,14 @@ def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None)
     return kept, t, weights
 
 
-def _record_residuals(ops: Recorder, loss: ResidualLoss, network: Network, node: Node, views: Gradient) -> None:
+def _record_residuals(ops: Recorder, loss: SeriesLoss, network: Network, node: Node, views: Gradient) -> None:
     x, t, w, value = views.x, views.t, views.w, views.value
     fill = partial(loss.record_series, ops, x, t=t, w=w, value=value)
     record_from_series(ops, loss, network, node, x, views.y, views.dy, views.dx, fill)
 
 
 def record_from_series(
-    ops: Recorder, loss: ResidualLoss, network: Network, node: Node, x: View, y: View, dy: View, dx: View,
+    ops: Recorder, loss: SeriesLoss, network: Network, node: Node, x: View, y: View, dy: View, dx: View,
     fill: Callable[..., None],
 ) -> None:  # fmt: skip
     """Record the derivatives of the outputs by series, then `fill`, then the pullback of the cotangents of all coefficients.

@@ -19,7 +19,7 @@ from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
-from chains.losses import Loss
+from chains.losses import Loss, SeriesLoss
 from chains.network.network import Network
 from chains.network.record import (
     Criterion,
@@ -34,7 +34,6 @@ from chains.network.record import (
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
-from chains.residuals.loss import ResidualLoss
 
 MIN_BLOCK_ROWS, MAX_BLOCKS = 16, 8  # rows of J'J that one product fills; such products
 
@@ -121,7 +120,7 @@ def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Prog
     return ops.finish()
 
 
-def residuals(network: Network, loss: ResidualLoss, target: tuple[int, ...], dtype: Any, *, with_jacobian: bool) -> Program:
+def residuals(network: Network, loss: SeriesLoss, target: tuple[int, ...], dtype: Any, *, with_jacobian: bool) -> Program:
     """r, (batch, equations), = the residuals times the roots of the weights in t; j, (batch, equations, n_params). Pure."""
     ops, p, x = _begin("residuals", network, dtype, training=False)
     t = ops.external("t", target, role="input", batched=True)
@@ -153,11 +152,11 @@ def sum_of_squares(
     """
     ops, p, x = _begin("sum of squares", network, dtype, training=False, masked=masked)
     size, output = network.layout.size, network.declaration.output_shape
-    count = loss.equations if isinstance(loss, ResidualLoss) else math.prod(output)
+    count = loss.equations if isinstance(loss, SeriesLoss) else math.prod(output)
     t = ops.external("t", target, role="input", batched=True)
     factors = ops.external("factors", (count,), role="input", batched=True)
     r, j = ops.scratch("residuals", (count,)), ops.scratch("Jacobian", (count, size))
-    if isinstance(loss, ResidualLoss):
+    if isinstance(loss, SeriesLoss):
         raw = ops.scratch("unweighted", (count,))
         for number in range(count):
             before = ops.pop_operations()

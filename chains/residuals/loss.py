@@ -15,7 +15,7 @@ import numpy as np
 from chains.expr import Expr, Formula, as_expr, sqrt, trace_nodes, where
 from chains.expr.formulas import Replay
 from chains.jets.series import ZERO, Index, Orders, Series, replay
-from chains.losses import Loss
+from chains.losses import SeriesLoss
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.messages import listed, shown
@@ -142,7 +142,7 @@ def _numbered(results: tuple[Expr, ...], pieces: int, fixed: int, first: int) ->
 
 
 @dataclass(frozen=True)
-class ResidualLoss(Loss):
+class ResidualLoss(SeriesLoss):
     """The weighted sum of squared residuals; made by `ResidualProblem`."""
 
     coordinates: tuple[str, ...]
@@ -183,17 +183,12 @@ class ResidualLoss(Loss):
 
     @property
     def tangents(self) -> np.ndarray:
-        """The directions as vectors, shape (directions, coordinates)."""
         return np.array([*self.directions], np.float64).reshape(-1, len(self.coordinates))
 
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         raise TypeError("residuals are made of derivatives: `record_series` has them")
 
     def record_series(self, ops: Recorder, x: View, rows: Rows, t: View, w: View | None, value: View, adjoints: Rows) -> None:
-        """Record how `value` and the `adjoints` are filled from the coefficients of the outputs, `rows`.
-
-        Both have the same outputs and indices; coefficients without a row are zero.
-        """
         terms = ops.scratch("terms", ())
         ins = self._operands(rows, x, t)
         function = self._sloped(rows, self._sum_of_squares)
@@ -212,10 +207,6 @@ class ResidualLoss(Loss):
         ops.map(value, lambda total, inverse: total * inverse, value, ops.inverse_batch)
 
     def record_equation(self, ops: Recorder, number: int, x: View, rows: Rows, t: View, residual: View, adjoints: Rows) -> None:
-        """Record one equation of each point's term: its `residual` (batch,), times the root of the weight, and its slopes.
-
-        Arguments as of `record_series`. Terms with fewer equations give zeros.
-        """
 
         def rooted(residuals: Sequence[tuple[Any, ...]], weights: Sequence[Expr]) -> Any:
             own = [(weight, each[number]) for weight, each in zip(weights, residuals, strict=True) if number < len(each)]
@@ -225,7 +216,6 @@ class ResidualLoss(Loss):
 
     @property
     def equations(self) -> int:
-        """The largest number of equations of a term."""
         return max(len(residual.formula.outputs) for residual in self.residuals)
 
     def _operands(self, rows: Rows, x: View, t: View) -> list[View]:

@@ -21,7 +21,7 @@ from chains.layers.ode.shooting import Shooting
 from chains.losses import SquaredLoss
 from chains.minimize.minimize import BAR_DELAY_SECONDS, minimize
 from chains.minimize.result import Result
-from chains.network.objective import Objective
+from chains.objectives.objective import Objective
 from chains.support.arguments import check_params
 from chains.support.arrays import as_numpy
 from chains.support.checks import check_count, check_is, check_number

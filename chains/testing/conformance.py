@@ -341,18 +341,21 @@ def _compared_training(backend: Backend, dtype: Any, kind: str, optimizer: Any, 
 
 def _members(backend: Backend) -> Checks:
     for dtype, allowed in _kinds(backend):
-        yield f"training, {dtype}", partial(_compared_members, backend, dtype, LONG * allowed)
+        for own in (False, True):
+            yield f"{'own' if own else 'shared'} data, {dtype}", partial(_compared_members, backend, dtype, LONG * allowed, own)
 
 
-def _compared_members(backend: Backend, dtype: Any, allowed: float) -> float:
-    """Networks trained in one call equal networks trained alone."""
+def _compared_members(backend: Backend, dtype: Any, allowed: float, own: bool) -> float:
+    """Networks trained in one call equal networks trained alone; with `own`, each on other data."""
     net, _, x, t = _problem(backend, dtype, "dense")
     rows = net.init_many(3, seed=5, dtype=dtype)
     alone = [row.copy() for row in rows]
-    trained = partial(train, net, x=x, t=t, loss=SquaredLoss(), optimizer=Adam(0.01), epochs=2, batch_size=5)
-    trained(p=rows, seed=[2] * len(rows))
-    for p in alone:
-        trained(p=p, seed=2)
+    data = [(x + dtype.type(own * number), t) for number in range(len(rows))]
+    trained = partial(train, net, loss=SquaredLoss(), optimizer=Adam(0.01), epochs=2, batch_size=5)
+    together = tuple(np.stack(arrays) for arrays in zip(*data, strict=True)) if own else (x, t)
+    trained(rows, *together, seed=[2] * len(rows))
+    for p, mine in zip(alone, data, strict=True):
+        trained(p, *mine, seed=2)
     return max(_share(row, p, allowed, f"member {number}") for number, (row, p) in enumerate(zip(rows, alone, strict=True)))
 
 

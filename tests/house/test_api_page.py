@@ -106,7 +106,7 @@ NOT_MADE = {
     chains.sampling.draws.Draws,
     chains.training.ensemble_history.EnsembleHistory,
     chains.History,
-    chains.network.objective.Objective,
+    chains.objectives.objective.Objective,
     chains.Optimizer,
     chains.program.Program,
     chains.network.ode_steps.Trajectory,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.network.free import FreeObjective
+from chains.objectives.free import FreeObjective
 from chains.support.messages import counted
 
 Function = Callable[..., Any]

@@ -13,10 +13,10 @@ from chains.minimize.rows import CompiledFits
 from chains.network import ensembles
 from chains.network.agreement import agreement
 from chains.network.call import Call, Method, door
-from chains.network.fits import fitter_of, started
-from chains.network.free import FreeEnsembleObjective
 from chains.network.network import network_of
-from chains.network.objective import Objective, objective
+from chains.objectives.fits import fitter_of, started
+from chains.objectives.free import FreeEnsembleObjective
+from chains.objectives.objective import Objective, objective
 from chains.support.arrays import as_array
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted

@@ -17,12 +17,12 @@ from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
 from chains.network import executables
 from chains.network.call import Call, check_data, check_numbers, shared_arrays, state_of
-from chains.network.fits import fitter_of, started
-from chains.network.free import FreeObjective
-from chains.network.minimize_with_scipy import check_start, minimize_with_scipy
 from chains.network.network import Network
-from chains.network.second_order import SecondOrder
-from chains.network.trained_arguments import completed, trained_arguments
+from chains.objectives.fits import fitter_of, started
+from chains.objectives.free import FreeObjective
+from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
+from chains.objectives.second_order import SecondOrder
+from chains.objectives.trained_arguments import completed, trained_arguments
 from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
 from chains.support.memory import HOST, memory_of, on_host
