@@ -30,8 +30,18 @@ pytestmark = pytest.mark.few(12)
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
-# Words in the names of cases that ONNX has no operators for: custom layers and cells, formulas, and gelu within a recurrence.
-OTHERS = ("Recurrent", "own-", "reads-dy", "RNN-sequences-needs-input", "Equations", "ODE", "SDE", "SteadyState")
+# Words in the names of cases that are not written as ONNX: custom layers and cells, formulas, and gelu within a recurrence.
+OTHERS = (
+    "Compartments",
+    "Recurrent",
+    "own-",
+    "reads-dy",
+    "RNN-sequences-needs-input",
+    "Equations",
+    "ODE",
+    "SDE",
+    "SteadyState",
+)
 CASES = [case for case in harness.LAYERS if not any(word in f"{case.name} {case.layers}" for word in OTHERS)]
 
 
