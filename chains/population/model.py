@@ -205,14 +205,14 @@ class PopulationModel:
             return made
 
     def fit(
-        self, x: Any, y: Any, subjects: Any = None, *, theta: Any = None, method: str = "FOCEI", gtol: float = 1e-4,
+        self, x: Any, y: Any, subjects: Any = None, *, method: str = "FOCEI", theta: Any = None, gtol: float = 1e-4,
         ftol: float = 1e-9, maxiter: int = 500, seed: int = 0, comm: Any = None, progress: bool | None = None,
     ) -> PopulationFit:  # fmt: skip
-        """Minimise the objective by BFGS, in units in which the subjects' gradients are about equally informative.
+        """Minimise the objective by BFGS, in units of standard errors, which the subjects' gradients estimate.
 
         Parameters
         ----------
-        x, y, subjects, method, comm
+        x, y, subjects, method
             As of `objective`.
         theta : array, shape (n_params,), optional
             The start. By default ``model.init(seed=seed)``.
@@ -225,6 +225,8 @@ class PopulationModel:
             The largest number of iterations.
         seed : int
             The seed of the start.
+        comm : communicator of mpi4py, optional
+            As of `objective`.
         progress : bool, optional
             Whether to show a bar.
         """

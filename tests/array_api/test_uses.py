@@ -85,6 +85,16 @@ def test_ensembles_have_the_bits_of_their_members():
     assert_close(rows[1], alone, 1e-12)
 
 
+def test_members_with_separate_data_are_trained_on_them():
+    x, t, results = RNG.normal(size=(2, 23, 3)), RNG.normal(size=(2, 23, 2)), []
+    for backend in ("torch:cpu", "numpy"):
+        net = net_on(backend)
+        rows = net.init_many(2, seed=5, dtype=np.float64)
+        train(net, rows, x, t, LOSS, Adam(1e-2), epochs=2, batch_size=5)
+        results.append(rows)
+    assert_close(*results, 1e-12)
+
+
 def test_training_resumes_with_identical_bits(tmp_path):
     whole, _ = trained("torch:cpu")
     net = net_on("torch:cpu")

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.array_api.library import Library, library
+from chains.backends.array_api.library import Array, Library, library
 from chains.backends.array_api.lowerings import CALLS, VALUES, lower
 from chains.backends.array_api.memory import FlatMemory, Memory, on_host
 from chains.backends.base import Arrays, Backend, Binding, Feed, UnsupportedOperationError, caller_arrays
 from chains.program.program import Program
+from chains.program.view import Buffer
 
 
 class ArrayBackend(Backend):
@@ -110,15 +111,20 @@ class ArrayBinding(Binding):
 
 
 class ArrayFeed(Feed):
-    """Training steps on the device. Data sets are copied there once, the state before and after many steps."""
+    """Training steps on the device. Data sets are copied there before the first step, the state before and after many steps."""
 
     def __init__(self, binding: ArrayBinding, sources: Arrays, order: np.ndarray) -> None:
         self._binding, self._order, self._random = binding, order, binding.arrays.get("random")
         self._value = binding.program.buffers["value"]
-        self._sources = {binding.program.buffers[name]: binding.library.from_host(each) for name, each in sources.items()}
+        self._host = {binding.program.buffers[name]: source for name, source in sources.items()}
+        self._sources: dict[Buffer, Array] = {}
+
+    def forget(self) -> None:
+        self._sources = {}
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         binding, memory, library, done = self._binding, self._binding.memory, self._binding.library, 0
+        self._sources = self._sources or {buffer: library.from_host(source) for buffer, source in self._host.items()}
         binding.send([buffer.name for buffer in self._sources])
         while done < len(values) and (done == 0 or math.isfinite(values[done - 1])):
             start = (first + done) * binding.batch

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from chains.backends.cupy.compiler import Compiled
-from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Unit, barriers, phase_lines, phases
-from chains.backends.cupy.fused.block_operations import Stored, ready, take
+from chains.backends.cupy.fused.block import THREADS, Block, Repetition, Stored, Unit, barriers, phase_lines, phases
+from chains.backends.cupy.fused.block_operations import ready, take
 from chains.backends.cupy.fused.loops import has_loops
 from chains.backends.cupy.fused.tiling_policy import (
     BARRIERS_PER_LAUNCH,
