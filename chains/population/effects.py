@@ -15,10 +15,10 @@ SHORTER = 0.25
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 
-def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The effects (subjects, n) at the minima, and the sums there, from `start`. Rows do not depend on each other.
+def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    """The effects (subjects, n) at the minima, from `start`, and the sums and promised falls there. Rows are independent.
 
-    The last result tells whether these effects are those of the last call of `evaluate`.
+    The last result shows whether these effects are those of the last call of `evaluate`.
 
     A step that does not lower a subject's value is repeated, a quarter as long.
     """
@@ -48,4 +48,4 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         effects, sums, step = (np.where(here, new, old) for new, old in ((trial, effects), (found[0], sums), (found[1], step)))
         fall, value = np.where(lower, found[2], fall), np.where(lower, found[3], value)
         length = np.where(lower, 1.0, SHORTER * length)
-    return effects, sums, latest
+    return effects, sums, fall, latest
