@@ -29,7 +29,7 @@ from chains.objectives.trained_arguments import completed, trained_arguments
 from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
-from chains.population.effects import find_modes
+from chains.population.effects import LARGEST_FALL, find_modes
 from chains.population.errors import deviance_of
 from chains.support.arrays import as_array
 from chains.support.messages import counted
@@ -134,7 +134,7 @@ class PopulationObjective:
         self._start = np.zeros((subjects.count, split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient, infinite and NaN where no subject's effects are found.
+        """The value and the gradient; infinity and NaN if the effects of a subject are not found.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class PopulationObjective:
         return self._over_processes(g.T @ g)
 
     def point(self, theta: Any) -> Point:
-        """The subjects at a vector: their effects, values and matrices, and the falls that further steps promise.
+        """The subjects at a vector: their effects, values and matrices, and whether the effects have converged.
 
         Parameters
         ----------
@@ -255,13 +255,14 @@ class PopulationObjective:
     def _with_arrays(self, theta: Any, read: Any) -> Any:
         theta = self.split.checked(theta)
         arrays = Arrays(self._network, self._recipe, self.subjects)
-        return read(Point(self, theta, arrays, self._start))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return read(Point(self, theta, arrays, self._start))
 
     def _evaluate(self, theta: np.ndarray, arrays: Arrays) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             point = Point(self, theta, arrays, self._start)
             value = float(point.values.sum())
-            if not math.isfinite(value):
+            if not math.isfinite(value) or not point.converged.all():
                 return math.inf, np.full(self.n_params, np.nan)
             self._start = point.effects
             return value, point.gradient()
@@ -294,6 +295,7 @@ class Point:
         triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
         arrays.subject["precision"][...] = triangle
         self.effects, self.sums, self.fall, self._has_rows = find_modes(self._newton, start)
+        self.converged = self.fall <= LARGEST_FALL * (1.0 + abs(self.sums[:, 0]))
         arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
         found = arrays.run("laplace")
         self.inverse = found["inverse"].copy()

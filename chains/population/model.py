@@ -20,9 +20,7 @@ from chains.population.likelihood import PopulationObjective, Split
 from chains.population.result import PopulationFit
 from chains.support.arrays import as_array
 from chains.support.checks import check_is, check_number, check_word
-from chains.support.messages import counted, shown
-
-LARGEST_FALL = 1e-6  # of a subject's objective, by a further step of Newton's from effects that count as converged
+from chains.support.messages import shown
 
 
 class PopulationModel:
@@ -235,10 +233,7 @@ class PopulationModel:
         objective = self.objective(x, y, subjects, method=method, comm=comm)
         theta = self.init(seed=seed) if theta is None else self.checked(theta)
         best, found = descend(objective, theta, (gtol, ftol), maxiter, progress)
-        fit = PopulationFit(self, objective, best, found.fun, found.success, found.message, found.nit, found.nfev)
-        if lost := int((fit.point.fall > LARGEST_FALL).sum()):
-            fit.success, fit.message = False, f"{fit.message}; the effects of {counted(lost, 'subject')} have not converged"
-        return fit
+        return PopulationFit(self, objective, best, found.fun, found.success, found.message, found.nit, found.nfev)
 
     def __repr__(self) -> str:
         effects = ", ".join(f"{name}={value:g}" for name, value in self.effects.items())
