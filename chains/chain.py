@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 
@@ -527,6 +527,14 @@ class Chain(Series):
 
     # Vectors and their names
 
+    @overload
+    def init(
+        self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu"
+    ) -> np.ndarray: ...
+
+    @overload
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str) -> Any: ...
+
     def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh parameter vector, filled by the layers' initializers.
 
@@ -551,6 +559,12 @@ class Chain(Series):
         """
         return init(self._network, seed, dtype, device)
 
+    @overload
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu") -> np.ndarray: ...
+
+    @overload
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str) -> Any: ...
+
     def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """The parameters of several networks, for an ensemble.
 
@@ -574,6 +588,12 @@ class Chain(Series):
             For arguments that do not fit.
         """
         return init_many(self._network, n, seed, dtype, device)
+
+    @overload
+    def init_state(self, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu") -> np.ndarray: ...
+
+    @overload
+    def init_state(self, dtype: Any = np.float32, *, device: str) -> Any: ...
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh state vector, shape (n_state,): running means of 0 and variances of 1.

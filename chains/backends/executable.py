@@ -52,7 +52,7 @@ class Executable:
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
 
-    def function(self, batch: int, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable:
+    def function(self, batch: int, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any]:
         """As `Backend.function`, of an idle binding; `decline` where there is no function, or the program needs more arrays."""
         if not self.takes(ins, outs):
             return decline

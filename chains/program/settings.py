@@ -44,7 +44,7 @@ class FrozenOnceRecorded:
 
 def freeze(thing: Any) -> None:
     """Make `thing` and its parts immutable; frozen dataclasses already are."""
-    kind = type(thing)
+    kind: Any = type(thing)
     if kind in _PLAIN:
         return
     if kind.__setattr__ is FrozenOnceRecorded.__setattr__:

@@ -131,7 +131,7 @@ Arrays = Mapping[str, np.ndarray]
 Checks = Iterator[tuple[str, Callable[[], float]]]  # the name of each case, and a function that returns its error
 
 
-def _checks() -> dict[str, Callable[[Backend], Checks]]:
+def _checks() -> Mapping[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
     return {"claims": _claims} | families | {
@@ -318,7 +318,7 @@ def _problem(backend: str | Backend, dtype: Any, kind: str) -> tuple[Chain, np.n
 
 def _trained(backend: str | Backend, dtype: Any, kind: str, optimizer: Any) -> dict[str, np.ndarray]:
     net, p, x, t = _problem(backend, dtype, kind)
-    state = {"state": net.init_state(dtype=dtype)} if net.n_state else {}
+    state: dict[str, Any] = {"state": net.init_state(dtype=dtype)} if net.n_state else {}
     history = train(net, p, x, t, SquaredLoss(), optimizer, epochs=3, batch_size=5, seed=SEED, **state)
     return {"p": p, "the losses": np.asarray(history.loss, np.float64)} | state
 
