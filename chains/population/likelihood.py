@@ -23,8 +23,7 @@ import numpy as np
 from chains.backends import Executable
 from chains.network import record
 from chains.network.free import FreeObjective
-from chains.network.minimize_with_scipy import check_start, minimize_with_scipy
-from chains.network.trained_arguments import completed, trained_arguments
+from chains.network.trained_arguments import minimize_trained
 from chains.population import matrices, programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
@@ -230,12 +229,7 @@ class PopulationObjective:
         **options
             SciPy's own keyword arguments.
         """
-        free = self.free
-        if free.n_params == self.n_params:
-            return minimize_with_scipy(self, theta, method, progress, options)
-        q = free.restrict(check_start(theta))
-        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
-        return completed(free, result)
+        return minimize_trained(self, theta, method, progress, options)
 
     @property
     def free(self) -> FreeObjective:
