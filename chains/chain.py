@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from chains.layers.stepwise import carries
 from chains.losses import Loss
 from chains.network import calls, derivatives
 from chains.network.bound import Bound, bound
-from chains.network.ensemble_objective import EnsembleObjective, objective_of
 from chains.network.network import Network, init, init_many
-from chains.network.objective import Objective
 from chains.network.stepping import Stepping, step
 from chains.network.summary import program_of, summary, table
+from chains.objectives.ensemble_objective import EnsembleObjective, objective_of
+from chains.objectives.objective import Objective
 from chains.optimizers import Optimizer
 from chains.params import Layout
 from chains.penalties import Penalty
@@ -300,7 +300,7 @@ class Chain(Series):
         TypeError, ValueError
             For arguments that do not fit.
         """
-        return objective_of(self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
+        return objective_of(self._network, self, x, t, loss, penalty, weights, lengths, state, mode, seed, comm)
 
     def bound(self, p: Any, *, state: Any = None) -> Bound:
         """The network with these parameters as a function of one sample, for solvers of other packages.
@@ -474,7 +474,7 @@ class Chain(Series):
         out : array, shape (n_params,), optional
             Filled instead of a fresh one.
         """
-        return derivatives.hessian_product(self._network, p, x, t, loss, v, weights, lengths, penalty, state, out)
+        return derivatives.hvp(self._network, p, x, t, loss, v, weights, lengths, penalty, state, out)
 
     def gauss_newton(
         self,
@@ -500,8 +500,7 @@ class Chain(Series):
         p, x, t, loss, v, weights, lengths, penalty, state, out
             As of `hvp`; the penalty is left out.
         """
-        given = p, x, t, loss, v, weights, lengths, None, state, out
-        return derivatives.hessian_product(self._network, *given, gauss_newton=True)
+        return derivatives.gauss_newton(self._network, p, x, t, loss, v, weights, lengths, state, out)
 
     def sample_gradients(
         self,
@@ -528,6 +527,14 @@ class Chain(Series):
 
     # Vectors and their names
 
+    @overload
+    def init(
+        self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu"
+    ) -> np.ndarray: ...
+
+    @overload
+    def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str) -> Any: ...
+
     def init(self, seed: int | np.random.Generator = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh parameter vector, filled by the layers' initializers.
 
@@ -552,6 +559,12 @@ class Chain(Series):
         """
         return init(self._network, seed, dtype, device)
 
+    @overload
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu") -> np.ndarray: ...
+
+    @overload
+    def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str) -> Any: ...
+
     def init_many(self, n: int, seed: int = 0, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """The parameters of several networks, for an ensemble.
 
@@ -575,6 +588,12 @@ class Chain(Series):
             For arguments that do not fit.
         """
         return init_many(self._network, n, seed, dtype, device)
+
+    @overload
+    def init_state(self, dtype: Any = np.float32, *, device: Literal["cpu"] = "cpu") -> np.ndarray: ...
+
+    @overload
+    def init_state(self, dtype: Any = np.float32, *, device: str) -> Any: ...
 
     def init_state(self, dtype: Any = np.float32, *, device: str = "cpu") -> Any:
         """A fresh state vector, shape (n_state,): running means of 0 and variances of 1.

@@ -27,7 +27,7 @@ emulated.register(backends.registry._BACKENDS)
 @pytest.fixture(autouse=True)
 def nothing_recorded():
     """Every test records and compiles programs of its own, whatever others have changed while theirs were made."""
-    programs.RECORDED.clear()
+    programs.forget()
     compiled = sys.modules.get("chains.backends.native.compiled")
     if compiled is not None:
         compiled.COMPILED.clear()
@@ -55,15 +55,20 @@ def pytest_addoption(parser):
     parser.addoption("--random-seed", type=int, metavar="N", help="draw other random cases than those of every run")
 
 
+def is_quick(config) -> bool:
+    """Whether a choice of cases runs."""
+    return not config.getoption("--all-cases") and not any("::" in name for name in config.args)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc):
     """Make no items of cases that do not run, which are most."""
     yield
     test, calls = metafunc.definition, getattr(metafunc, "_calls", None)  # pytest's own; without it, all cases run
-    named = any("::" in name for name in metafunc.config.args)
-    if calls and not named and not metafunc.config.getoption("--all-cases"):
-        chosen = selection.chosen(calls, test.get_closest_marker("few"))
-        if not chosen:  # without a call, pytest would take the test for one without parameters
+    if calls and is_quick(metafunc.config):
+        most = selection.remaining().get(selection.test_of(test))
+        chosen = selection.chosen(calls, test.get_closest_marker("few"), most)
+        if not chosen and most is None:  # without a call, pytest would take the test for one without parameters
             calls[0].marks.append(pytest.mark.skip(reason="runs with --all-cases").mark)
         calls[:] = chosen or calls[:1]
 
@@ -74,9 +79,13 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line("-k selects among the cases of every run; add --all-cases for all cases of that name")
 
 
-def pytest_collection_modifyitems(items):
-    """One case after the other."""
-    items[:] = selection.neighbours(items)
+def pytest_collection_modifyitems(config, items):
+    """Without the tests that the quick command leaves out, and one case after the other."""
+    counts = selection.remaining() if is_quick(config) else {}
+    left_out = [item for item in items if counts.get(selection.test_of(item)) == 0]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = selection.neighbours([item for item in items if counts.get(selection.test_of(item)) != 0])
 
 
 def pytest_collection_finish():

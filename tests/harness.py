@@ -23,6 +23,7 @@ import chains
 from chains import expr, losses, schedules
 from chains import initializers as initial
 from chains.activations import ACTIVATIONS
+from chains.layers import Compartments
 from chains.layers.base import Layer
 from chains.layers.node import Node, Vectors
 from chains.layers.ode.shooting import Shooting
@@ -270,6 +271,21 @@ LAYERS = [
     ),
     Case("BatchNorm-frozen", chains.BatchNorm, (_dense(), chains.BatchNorm(3), _dense()), frozen=("1.*", "2.bias")),
     Case("Flatten-then-Dense", chains.Flatten, (chains.Flatten(), _dense(6, 2)), (2, 3)),
+]
+
+
+def _drug(*settings: int, **more: bool) -> Case:
+    """Concentrations in a body, whose rates and times are positive."""
+    layer = Compartments(*settings, **more)
+    name = "-".join(["Compartments", *map(str, settings), *more])
+    return Case(name, Compartments, (chains.Scale(), chains.Activation("softplus"), layer), (len(layer.features),))
+
+
+LAYERS += [
+    _drug(1, 2),
+    _drug(1, 1, 2, absorption=True, bioavailability=True, lag=True),
+    _drug(2, 1, infusion=True),
+    _drug(1, 1, infusion=True, steady=True),
 ]
 
 

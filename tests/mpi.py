@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from chains import backends
 from chains.support.memory import memory_named
 from tests.cupy import emulated
+from tests.tools import POLITE, mpiexec
 
 ROOT = Path(__file__).parents[1]
-# Tests share the processors: a process that waits lets others run. One thread is enough for small networks.
-POLITE = {"MPIR_CVAR_POLLS_BEFORE_YIELD": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "CHAINS_NUM_THREADS": "1"}
 
 
 def together(processes: int, module: str, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """A module run by so many processes; skips where MPI is not installed."""
-    pytest.importorskip("mpi4py", reason="processes together need mpi4py: pip install 'chains-nn[mpi]'")
-    beside = Path(sys.executable).with_name("mpiexec")  # where the package mpich puts it
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("there is no mpiexec: pip install mpich")
-    command = [mpiexec, "-n", str(processes), sys.executable, "-m", "mpi4py", "-m", module, *arguments]
+    """A module run by this number of processes; the test is skipped where MPI does not start them together."""
+    command = [mpiexec(), "-n", str(processes), sys.executable, "-m", "mpi4py", "-m", module, *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ | POLITE, capture_output=True, text=True, timeout=seconds)
 
 

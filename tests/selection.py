@@ -1,13 +1,19 @@
-"""Which cases of a test run: compiling the programs of all of them takes longer than a change should wait.
+"""Which cases run: the quick command, ``pytest``, runs a choice in two minutes; ``pytest --all-cases`` runs every case.
 
-Of a test with ``pytest.mark.few(n)``, `n` cases run, the same ones every time, chosen so that each value of each parameter
-is among them as far as that goes. Of a test without the mark run all cases, but `FEW` of those on native. With
-``--all-cases`` all run, and of a test that is named in the command.
+Three rules choose the quick cases, the same ones every time:
+
+1. Of a test with ``pytest.mark.few(n)``, `n` cases run, chosen so that each value of each parameter is among them as far as
+   that goes. Of a test without the mark run all cases, but `FEW` of those on native.
+2. `tests/thorough.txt` lists the tests that take long, with the number of their cases that remain, which may be 0. The cases
+   are chosen likewise, among those of rule 1. In place of the number may be the name of the only case that remains.
+3. A test that is named in the command runs with all its cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -16,16 +22,33 @@ import pytest
 from tests.harness import Case
 
 FEW = 2  # cases on native of a test without a mark
+LIST = Path(__file__).with_name("thorough.txt")
 
 
-def chosen(calls: Sequence[Any], mark: pytest.Mark | None) -> list[Any]:
-    """Those of a test's calls, each with `params`, `indices` and an `id`, that run.
+@cache
+def remaining() -> dict[str, int | str]:
+    """The number of quick cases of the tests that take long, or the name of one, by the test's path and name."""
+    lines = [line.split(" ", 1) for line in LIST.read_text().splitlines() if not line.startswith("#")]
+    return {test: int(quick) if quick.isdecimal() else quick for test, quick in lines}
+
+
+def test_of(item: Any) -> str:
+    """The path and name of an item's test, without parameters."""
+    return item.nodeid.partition("[")[0]
+
+
+def chosen(calls: Sequence[Any], mark: pytest.Mark | None, most: int | str | None = None) -> list[Any]:
+    """Those of a test's calls, each with `params`, `indices` and an `id`, that run: `most` at most, or the one of this id.
 
     The mark is ``few(n)``, or ``few(n, always=condition)``, which adds the cases whose parameters fulfil a condition.
     """
     if mark is None:
-        return _with_few(calls, FEW, lambda **given: given.get("backend_name") != "native")
-    return _with_few(calls, *mark.args, mark.kwargs.get("always", lambda **given: False))
+        found = _with_few(calls, FEW, lambda **given: given.get("backend_name") != "native")
+    else:
+        found = _with_few(calls, *mark.args, mark.kwargs.get("always", lambda **given: False))
+    if isinstance(most, str):
+        return [call for call in calls if call.id == most]
+    return found if most is None else _with_few(found, most, lambda **given: False)
 
 
 def _with_few(calls: Sequence[Any], count: int, always: Callable[..., bool]) -> list[Any]:

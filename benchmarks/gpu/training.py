@@ -19,6 +19,7 @@ from chains.backends.cupy.binding import DeviceBinding
 from chains.backends.cupy.device.interface import Gemm, Work
 from chains.backends.cupy.fused_program import FusedProgram
 from chains.network import executables
+from chains.network.call import Call
 from chains.network.network import network_of
 from chains.training.batches import ArrayBatches
 from chains.training.optimizer_state import begin
@@ -38,7 +39,9 @@ class Trainer:
         self.net = given.net(backend_name(name, setting))
         self.p = self.device.array(self.net.init(seed=0))
         place = np.asarray if streamed else self.device.array
-        data, objective = executables.problem(network_of(self.net), place(given.x), place(given.t), given.loss, None, None)
+        data, objective = executables.problem(
+            Call(network_of(self.net), {"x": place(given.x), "t": place(given.t), "loss": given.loss})
+        )
         step = executables.training_step(network_of(self.net), self.p, objective, given.optimizer)
         with mock.patch.object(streaming, "MEMORY_SHARE", -1.0 if streamed else 1.0):
             batches = ArrayBatches(data, objective, given.batch, drop_last=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.studies.nist_data import PROBLEMS, Problem
 from chains import Chain, Equations, SquaredLoss, minimize
-from chains.network.objective import Objective
+from chains.objectives.objective import Objective
 
 SOLVED, MOST = 4.0, 11.0  # digits
 EXACT = 1e-15  # sums of squares relative to that of the data, below which digits are rounding

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains import ODE, Chain, Dense, Equations, MSELoss, tanh
-from chains.network.objective import Objective
+from chains.objectives.objective import Objective
 
 METHODS = ("BFGS", "CG", "L-BFGS-B")
 TIMES = np.linspace(0.0, 8.0, 17)

@@ -121,7 +121,7 @@ class BatchStream(ABC):
 class Single:
     """A program bound for single samples: arrays are passed and returned without the batch axis."""
 
-    function: Callable | None  # as of `Backend.function`
+    function: Callable[..., Any] | None  # as of `Backend.function`
     data: int  # the last argument of the C functions
     address: Callable[[str], int]  # of a C function, "derivative" or "integrand" (see `chains.network.bound`)
     keep: object  # objects that the functions use
@@ -249,7 +249,7 @@ class Backend(ABC):
         """Uninitialised scratch memory."""
         return aligned(nbytes)
 
-    def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable | None:
+    def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any] | None:
         """``function(*ins, *outs)``, the fastest way to call a small program; None if the backend has none.
 
         The function takes arrays with the type and shape of the program's buffers of these names, inputs also of the type

@@ -28,6 +28,8 @@ class Executable:
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
+        if not numbers:
+            return self
         twin = copy.copy(self)
         twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
         return twin
@@ -50,7 +52,7 @@ class Executable:
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
 
-    def function(self, batch: int, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable:
+    def function(self, batch: int, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any]:
         """As `Backend.function`, of an idle binding; `decline` where there is no function, or the program needs more arrays."""
         if not self.takes(ins, outs):
             return decline

@@ -17,6 +17,7 @@ from chains.backends.numpy.backend import NumpyBackend
 from chains.support.memory import add_memory
 from chains.support.messages import meant, shown
 
+GPU_LIBRARIES = (partial(ArrayBackend, "cupy"), partial(ArrayBackend, "torch", "cuda"))  # where kernels are refused
 GROUP = "chains.backends"  # of entry points
 
 
@@ -32,7 +33,7 @@ def _cupy(settings: Cupy = Cupy()) -> Backend:  # noqa: B008 - it never changes
     from chains.backends.cupy import CupyBackend
     from chains.backends.cupy.device.cuda import CudaDevice
 
-    made = CupyBackend(CudaDevice(settings))
+    made = CupyBackend(CudaDevice(settings), others=GPU_LIBRARIES)
     if settings == Cupy():  # the GPU's backend for networks that name none
         add_memory(made.on_device.device, made.on_device)
     return made

@@ -244,7 +244,9 @@ class _Function:
 
     def _tiles(self, segment: _Segment) -> Iterator[str]:
         """Operations on samples, tile by tile."""
-        lines = [f"const ptrdiff_t count = n - start < {self.tile} ? n - start : {self.tile};"]
+        # GCC does not see that `count` is positive, and warns of scratch memory that no sample fills.
+        count = f"n - start < {self.tile} ? n - start : {self.tile}" if self.tile > 1 else "1"
+        lines = [f"const ptrdiff_t count = {count};"]
         moved: dict[Buffer, str] = {}
         views = [view for operation in segment.tiled for view in operation.views]
         written = {view.buffer for operation in segment.tiled for view in operation.outs}

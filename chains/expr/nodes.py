@@ -145,8 +145,9 @@ def _simplified(operation: str, a: Expr, b: Expr) -> Expr | None:
                 condition, *sides = choice.operands
                 return where(condition, *(factor if _is(side, 1) else side for side in sides))
     if operation == "pow" and b.operation == "const":
-        simple = {1.0: lambda: a, 2.0: lambda: a * a, 0.5: lambda: sqrt(a), -1.0: lambda: 1 / a}.get(b.value)
-        return simple() if simple else None
+        powers: dict[float | None, Callable[[], Expr]]
+        powers = {1.0: lambda: a, 2.0: lambda: a * a, 0.5: lambda: sqrt(a), -1.0: lambda: 1 / a}
+        return powers[b.value]() if b.value in powers else None
     return None
 
 

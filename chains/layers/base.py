@@ -119,7 +119,7 @@ class Layer(ABC):
         """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
 
         A class without this method gets its pullback from the operations of `forward`, when a network is recorded. Operations
-        without a rule, such as loops, are refused by name.
+        without a rule are refused by name.
 
         Fill all of them; do not add to them. Unused gradients (the first layer's `dx`, those of frozen parameters) are never
         computed.
@@ -388,11 +388,13 @@ class Declaration:
         return own + sum(child.n_state for child in self.children)
 
     @property
-    def all(self) -> Iterator[Declaration]:
-        """This layer and all its parts."""
-        yield self
-        for child in self.children:
-            yield from child.all
+    def all(self) -> list[Declaration]:
+        """This layer and all its parts, in order."""
+        found, left = [], [self]
+        while left:
+            found.append(each := left.pop())
+            left += reversed(each.children)
+        return found
 
     @property
     def has_time_axis(self) -> bool:
@@ -441,8 +443,7 @@ class Declaration:
     @property
     def most_demanding(self) -> Declaration:
         """This layer or the part of it that needs the largest batch while training."""
-        parts = [child.most_demanding for child in self.children]
-        return max([self, *parts], key=lambda declaration: declaration.smallest_batch)
+        return max(self.all, key=lambda declaration: declaration.smallest_batch)
 
     def _declared(self, what: str, name: str, shape: Any, taken: Container[str]) -> tuple[str, SampleShape]:
         """The words for an array in messages, and its checked shape. Raises ValueError if the name is in use."""

@@ -10,6 +10,7 @@ import numpy as np
 from chains.backends import Executable
 from chains.backends.base import Single
 from chains.network import executables
+from chains.network.call import Call, state_of
 from chains.network.failed_solutions import check_solved
 from chains.network.network import network_of
 from chains.support import arguments
@@ -24,7 +25,8 @@ def bound(net: Any, p: Any, state: Any) -> Bound:
     p = arguments.check_params(p, network.n_params)
     if is_elsewhere(p):
         raise TypeError("`p` is on a GPU, where calls for single samples take longer than the samples: pass cupy.asnumpy(p)")
-    known = executables.state_for(network, executables.forward_pass(network, p, False).program, state, p.dtype, {})
+    call = Call(network, {"p": p, "state": state})
+    known = state_of(call, executables.forward_pass(network, p, False).program, {})
     copies = {name: np.array(array, p.dtype) for name, array in known.items()}
     return Bound(net, np.array(p), copies.get("state"))
 
@@ -65,7 +67,7 @@ class Bound:
         quick = self._quick
         if quick is not None and (found := quick(x, out)) is not None:
             if self._may_fail:
-                check_solved(self._network, self.p, np.asarray(x)[None], found)
+                check_solved(self._call(np.asarray(x)[None]), found)
             return found
         x = self._one("x", x, self.net.input_shape)
         if out is None:
@@ -165,6 +167,12 @@ class Bound:
         if any(buffers[name].dtype.kind != "f" for name in (*ins, *outs)):
             return None
         return run.backend.single(run.program, arrays, ins, outs)
+
+    def _call(self, x: np.ndarray) -> Call:
+        """A call on a batch of one."""
+        call = Call(self._network, {"p": self.p})
+        call.data["x"] = x
+        return call
 
     def _one(self, name: str, array: Any, shape: tuple[int, ...]) -> np.ndarray:
         array = as_array(name, array)

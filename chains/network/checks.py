@@ -13,10 +13,15 @@ from chains.layers.base import Declaration
 from chains.losses import Loss
 from chains.network.network import Network
 from chains.support import arguments
-from chains.support.arguments import check_batch, check_input
+from chains.support.arguments import array_of, check_batch
 from chains.support.arrays import as_array
 from chains.support.checks import check_is
 from chains.support.memory import memory_of, on_host
+
+
+def is_ensemble(p: Any) -> bool:
+    """Whether these are the parameters of many networks."""
+    return getattr(p, "ndim", 1) == 2
 
 
 def check_order(network: Network, p: Any, x: Any, call: str) -> None:
@@ -48,26 +53,8 @@ def check_numeric(network: Network, advice: str = "") -> None:
 
 def check_loss(loss: Any) -> None:
     """Raise TypeError unless `loss` is one."""
-    check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
-
-
-def check_data(declaration: Declaration, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> dict[str, np.ndarray]:
-    """The data of a problem by buffer name. Raises TypeError or ValueError if they do not fit."""
-    x = check_input(x, declaration.input, ids=declaration.id_count)
-    check_loss(loss)
-    counts = lengths_of(lengths, x, declaration)
-    data = {"x": x, "t": check_targets(t, len(x), declaration.output_shape, loss)}
-    if weights is not None:
-        data["weights"] = check_weights(weights, data["t"].shape, loss)
-    data |= counts
-    if type(loss).check_values is not Loss.check_values:
-        check_target_values(with_counted_targets(declaration, data)["t"], declaration.output_shape, loss)
-    return data
-
-
-def target_shapes(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool]:
-    """The sample shape of the targets; that of the weights, or None; and whether there are lengths."""
-    return data["t"].shape[1:], data["weights"].shape[1:] if "weights" in data else None, "lengths" in data
+    if not isinstance(loss, Loss):
+        check_is("loss", loss, Loss, "a loss such as SquaredLoss(), or one made by chains.loss")
 
 
 def with_counted_targets(declaration: Declaration, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -99,8 +86,10 @@ def check_targets(t: Any, batch: int, output: tuple[int, ...], loss: Loss, name:
 
     Their numbers are left to `check_target_values`.
     """
-    t = as_array(name, t)
+    t = array_of(name, t)
     check_batch(name, t, batch, x)
+    if t.shape[1:] == output and type(loss).check_target is Loss.check_target:  # most targets
+        return t
     if is_column(t, output, loss):
         t = t[:, None]
     try:

@@ -17,12 +17,20 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.losses import Loss
 from chains.network import calls, checks, executables, record, record_derivatives
-from chains.network.network import Network
-from chains.penalties import Penalty
+from chains.network.call import (
+    Call,
+    Method,
+    add_shortcut,
+    check_lengths,
+    check_point,
+    check_problem,
+    door,
+    run,
+    state_of,
+    vector,
+)
 from chains.program.program import Program
-from chains.residuals.loss import ResidualLoss
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.checks import check_flags
@@ -36,29 +44,28 @@ DIRECTIONS_AT_ONCE = 16  # the most directions, or cotangents, in one program; m
 # By the inputs
 
 
-def derivatives(
-    network: Network, p: Any, x: Any, order: int, directions: Any, full: bool, state: Any, out: Any
-) -> tuple[np.ndarray, ...]:
+@door(Method("derivatives", "net.derivatives(p, x)", "p x order directions full state out"))
+def derivatives(call: Call) -> tuple[np.ndarray, ...]:
     """The outputs and their derivatives with respect to the inputs, order by order."""
+    order, full, directions = call.order, call.full, call.directions
     if not isinstance(order, int) or isinstance(order, bool) or not 1 <= order <= MAX_ORDER:
         raise ValueError(f"`order` (={shown(order)}) must be a whole number from 1 to {MAX_ORDER}")
     check_flags(full=full)
     if full and (order != 2 or directions is not None):
         raise ValueError(f"`full` is for order 2 (got {order}) and for the inputs, without `directions`")
-    p, x = _point(network, p, x, "net.derivatives(p, x)", real=True)
-    inputs, output = network.input_shape, (len(x), *network.output_shape)
-    vectors = _axes(inputs, p.dtype, full) if directions is None else _directions(inputs, directions, x, p)
+    _check_point(call, real=True)
+    inputs, output = call.network.input_shape, _output(call)
+    vectors = _axes(inputs, call.dtype, full) if directions is None else _directions(call)
     count, separate = vectors.shape[-1 - len(inputs)], vectors.ndim > 1 + len(inputs)
     along = inputs if directions is None else (count,)
     shapes = [output] + [(*output, *along)] * order
     if full:
         shapes[2] = (*shapes[1], *inputs)
-    results = _outs(out, shapes, {"p": p, "x": x, "v": vectors})
+    results = _outs(call, shapes, v=vectors)
     if not full and count <= DIRECTIONS_AT_ONCE:
-        filled = [each.reshape(*output, -1) for each in results[1:]]
-        _along(network, p, x, vectors, order, separate, state, [results[0], *filled])
+        _along(call, vectors, separate, [results[0], *(each.reshape(*output, -1) for each in results[1:])])
         return tuple(results)
-    first, *others = _in_parts(network, p, x, vectors, order, separate, state, results[0])
+    first, *others = _in_parts(call, vectors, separate, results[0])
     size = math.prod(inputs)
     results[1][...] = (first[..., :size] if full else first).reshape(results[1].shape)
     for target, each in zip(results[2:], others, strict=True):
@@ -66,34 +73,34 @@ def derivatives(
     return tuple(results)
 
 
-def laplacian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+@door(Method("laplacian", "net.laplacian(p, x)", "p x state out"))
+def laplacian(call: Call) -> np.ndarray:
     """The sum of the second derivatives by each input."""
-    p, x = _point(network, p, x, "net.laplacian(p, x)", real=True)
-    size = math.prod(network.input_shape)
-    (total,) = _outs(out if out is None else (out,), [(len(x), *network.output_shape)], {"p": p, "x": x})
-    axes = _axes(network.input_shape, p.dtype, False)
-    part = total if size <= DIRECTIONS_AT_ONCE else memory_of(p).empty(total.shape, p.dtype)
+    _check_point(call, real=True)
+    network, size = call.network, math.prod(call.network.input_shape)
+    (total,) = _outs(call, [_output(call)])
+    axes = _axes(network.input_shape, call.dtype, False)
+    part = total if size <= DIRECTIONS_AT_ONCE else call.memory.empty(total.shape, call.dtype)
     for start in range(0, size, DIRECTIONS_AT_ONCE):
         v = axes[start : start + DIRECTIONS_AT_ONCE]
-        make = partial(record_derivatives.laplacian, network, len(v), p.dtype)
-        program = network.program(p, ("laplacian", p.dtype, len(v)), make)
-        _run(network, program, p, {"x": x, "v": v}, state, {"laplacian": part})
+        make = partial(record_derivatives.laplacian, network, len(v), call.dtype)
+        _run(call, network.program(call.p, ("laplacian", call.dtype, len(v)), make), {"laplacian": part}, v=v)
         if part is not total:
             total[...] = part if start == 0 else total + part
     return total
 
 
-def input_jacobian(network: Network, p: Any, x: Any, state: Any, out: Any) -> np.ndarray:
+@door(Method("input_jacobian", "net.input_jacobian(p, x)", "p x state out"))
+def input_jacobian(call: Call) -> np.ndarray:
     """The derivatives of the outputs with respect to the inputs, in the cheaper direction."""
-    p, x = _point(network, p, x, "net.input_jacobian(p, x)", real=True)
-    inputs, outputs = math.prod(network.input_shape), math.prod(network.output_shape)
+    _check_point(call, real=True)
+    shape, output = call.network.input_shape, _output(call)
+    inputs, outputs = math.prod(shape), math.prod(call.network.output_shape)
     if inputs > outputs or inputs > DIRECTIONS_AT_ONCE:
-        return _pulled(network, "dx", record_derivatives.input_jacobian, p, {"x": x}, network.input_shape, state, out)
-    output = (len(x), *network.output_shape)
-    given = None if out is None else (memory_of(p).empty(output, p.dtype), out)
-    y, result = _outs(given, [output, (*output, *network.input_shape)], {"p": p, "x": x})
-    axes = _axes(network.input_shape, p.dtype, False)
-    _along(network, p, x, axes, 1, False, state, [y, result.reshape(*output, -1)])
+        return _pulled(call, "dx", record_derivatives.input_jacobian, shape)
+    call.out = None if call.out is None else (call.memory.empty(output, call.dtype), call.out)
+    y, result = _outs(call, [output, (*output, *shape)])
+    _along(call, _axes(shape, call.dtype, False), False, [y, result.reshape(*output, -1)])
     return result
 
 
@@ -107,47 +114,43 @@ def _axes(shape: tuple[int, ...], dtype: Any, diagonals: bool) -> np.ndarray:
     return axes.reshape(-1, *shape)
 
 
-def _directions(shape: tuple[int, ...], directions: Any, x: np.ndarray, p: np.ndarray) -> np.ndarray:
+def _directions(call: Call) -> np.ndarray:
     """The user's directions in the type of the parameters."""
-    v = as_array("directions", directions)
-    shared, separate = v.ndim == 1 + len(shape), v.ndim == 2 + len(shape) and len(v) == len(x)
+    shape, batch = call.network.input_shape, len(call.data["x"])
+    v = as_array("directions", call.directions)
+    shared, separate = v.ndim == 1 + len(shape), v.ndim == 2 + len(shape) and len(v) == batch
     if v.shape[v.ndim - len(shape) :] != shape or not (shared or separate):
         text = ", ".join(map(str, shape))
         raise ValueError(
-            f"`directions` has shape {v.shape}: wanted (directions, {text}), or ({len(x)}, directions, {text}) for "
+            f"`directions` has shape {v.shape}: wanted (directions, {text}), or ({batch}, directions, {text}) for "
             "separate directions at each point"
         )
-    return memory_of(p).contiguous(v, p.dtype)
+    return call.memory.contiguous(v, call.dtype)
 
 
-def _in_parts(
-    network: Network, p: Any, x: Any, vectors: Any, order: int, separate: bool, state: Any, y: np.ndarray
-) -> list[np.ndarray]:
+def _in_parts(call: Call, vectors: Any, separate: bool, y: np.ndarray) -> list[np.ndarray]:
     """Fill `y`; the derivatives of each order, (batch, *output_shape, directions), some directions at a time."""
-    count = vectors.shape[1 if separate else 0]
-    whole = [memory_of(p).empty((*y.shape, count), p.dtype) for _ in range(order)]
+    count, empty = vectors.shape[1 if separate else 0], call.memory.empty
+    whole = [empty((*y.shape, count), call.dtype) for _ in range(call.order)]
     if count <= DIRECTIONS_AT_ONCE:
-        _along(network, p, x, vectors, order, separate, state, [y, *whole])
+        _along(call, vectors, separate, [y, *whole])
         return whole
     for start in range(0, count, DIRECTIONS_AT_ONCE):
         part = slice(start, min(count, start + DIRECTIONS_AT_ONCE))
-        some = [memory_of(p).empty((*y.shape, part.stop - start), p.dtype) for _ in range(order)]
-        v = vectors[:, part] if separate else vectors[part]
-        _along(network, p, x, v, order, separate, state, [y, *some])
+        some = [empty((*y.shape, part.stop - start), call.dtype) for _ in range(call.order)]
+        _along(call, vectors[:, part] if separate else vectors[part], separate, [y, *some])
         for each, found in zip(whole, some, strict=True):
             each[..., part] = found
     return whole
 
 
-def _along(
-    network: Network, p: Any, x: Any, v: Any, order: int, separate: bool, state: Any, results: Sequence[np.ndarray]
-) -> None:
+def _along(call: Call, v: Any, separate: bool, results: Sequence[np.ndarray]) -> None:
     """Fill the outputs and their derivatives along few directions; each point may have `separate` ones."""
-    count = results[1].shape[-1]
-    make = partial(record_derivatives.derivatives, network, count, order, p.dtype, own=separate)
-    program = network.program(p, ("derivatives", p.dtype, count, order, separate), make)
+    count, order = results[1].shape[-1], len(results) - 1
+    make = partial(record_derivatives.derivatives, call.network, count, order, call.dtype, own=separate)
+    program = call.network.program(call.p, ("derivatives", call.dtype, count, order, separate), make)
     names = ["y", *(f"d{power}" for power in range(1, order + 1))]
-    _run(network, program, p, {"x": x, "v": v}, state, dict(zip(names, results, strict=True)))
+    _run(call, program, dict(zip(names, results, strict=True)), v=v)
 
 
 def _matrix(second: np.ndarray, size: int) -> np.ndarray:
@@ -165,89 +168,89 @@ def _matrix(second: np.ndarray, size: int) -> np.ndarray:
 # By the parameters
 
 
-def jacobian(network: Network, p: Any, x: Any, lengths: Any, state: Any, out: Any) -> np.ndarray:
+@door(Method("jacobian", "net.jacobian(p, x)", "p x lengths state out"))
+def jacobian(call: Call) -> np.ndarray:
     """The derivatives of each sample's outputs with respect to the parameters."""
-    p, x = _point(network, p, x, "net.jacobian(p, x)")
-    data = {"x": x, **arguments.to_device_of(p, checks.lengths_of(lengths, x, network.declaration))}
-    make = partial(record_derivatives.jacobian, masked=lengths is not None)
+    _check_point(call)
+    make = partial(record_derivatives.jacobian, masked=call.lengths is not None)
     try:
-        return _pulled(network, "j", make, p, data, (network.n_params,), state, out)
+        return _pulled(call, "j", make, (call.network.n_params,))
     except NotImplementedError:  # layers without a rule for single samples: a pullback for each sample and output
-        outputs = math.prod(network.output_shape)
-        whole = (len(x), *network.output_shape, network.n_params)
-        (result,) = _outs(out if out is None else (out,), [whole], {"p": p, "x": x})
-        rows = result.reshape(len(x), outputs, network.n_params)
-        eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, 1, *network.output_shape)
-        for sample, output in itertools.product(range(len(x)), range(outputs)):
-            one = {name: array[sample : sample + 1] for name, array in data.items()}
-            given = one["x"], eye[output], one.get("lengths")
-            rows[sample, output] = calls.vjp(network, p, *given, state, "eval", 0, None)[0]
-        return result
+        return _sample_by_sample(call)
 
 
-def hessian_product(
-    network: Network, p: Any, x: Any, t: Any, loss: Loss, v: Any, weights: Any, lengths: Any, penalty: Penalty | None,
-    state: Any, out: Any, *, gauss_newton: bool = False,
-) -> np.ndarray:  # fmt: skip
-    """The product of the Hessian matrix of the loss, or of the Gauss-Newton matrix, with a vector."""
-    name = "gauss_newton" if gauss_newton else "hvp"
-    plain = weights is None and lengths is None and state is None
-    quick = network.shortcuts.find(name, None, p, x, loss, penalty) if plain else None
-    if quick is not None and (found := quick(p, x, t, v, out)) is not None:
-        return found
-    p = checks.check_params(network, p, x, f"net.{name}(p, x, t, loss, v)")
-    data, problem = executables.problem(network, x, t, loss, weights, penalty, lengths)
-    data = {**arguments.to_device_of(p, data), "v": _vector(network, v, p)}
-    record_product = record_derivatives.gauss_newton_product if gauss_newton else record_derivatives.hessian_product
-    program = network.program(p, (name, p.dtype), partial(record_product, network, problem, p.dtype), problem)
-    (result,) = _outs(out if out is None else (out,), [(network.n_params,)], {"p": p, **data})
-    _run(network, program, p, data, state, {"hv": result})
-    if plain:
-        ins = {"p": p, **{name: data[name] for name in ("x", "t", "v")}}
-        network.shortcuts.add(name, None, program, ins, ["hv"], loss, penalty, checks.target_check(network.output_shape, loss))
+def _sample_by_sample(call: Call) -> np.ndarray:
+    network, data, outputs = call.network, call.data, math.prod(call.network.output_shape)
+    (result,) = _outs(call, [(*_output(call), network.n_params)])
+    rows = result.reshape(len(data["x"]), outputs, network.n_params)
+    eye = np.eye(outputs, dtype=call.dtype).reshape(outputs, 1, *network.output_shape)
+    for sample, output in itertools.product(range(len(rows)), range(outputs)):
+        one = {"lengths": None} | {name: array[sample : sample + 1] for name, array in data.items()}
+        given = {"p": call.p, **one, "dy": eye[output], "state": call.state, "mode": "eval", "seed": 0, "out": None}
+        rows[sample, output] = calls.vjp(network, **given)[0]
     return result
 
 
-def sample_gradients(
-    network: Network, p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, state: Any, out: Any
-) -> np.ndarray:
+def _product(call: Call, make: Callable[..., Program]) -> np.ndarray:
+    """The product of a matrix of the loss with the vector `v`."""
+    assert call.method is not None
+    check_problem(call)
+    program = executables.of_criterion(call, call.method.name, make)
+    call.data = {**arguments.to_device_of(call.p, call.data), "v": vector(call)}
+    (result,) = _outs(call, [call.p.shape])
+    _run(call, program, {"hv": result})
+    add_shortcut(call, program)
+    return result
+
+
+_OF_PRODUCTS = {"inputs": "p x t v", "results": ("hv",), "plain": "weights lengths state"}
+
+
+@door(Method("hvp", "net.hvp(p, x, t, loss, v)", "p x t loss v weights lengths penalty state out", **_OF_PRODUCTS))
+def hvp(call: Call) -> np.ndarray:
+    """The product of the Hessian matrix of the loss with a vector."""
+    return _product(call, record_derivatives.hessian_product)
+
+
+@door(Method("gauss_newton", "net.gauss_newton(p, x, t, loss, v)", "p x t loss v weights lengths state out", **_OF_PRODUCTS))
+def gauss_newton(call: Call) -> np.ndarray:
+    """The product of the Gauss-Newton matrix with a vector."""
+    return _product(call, record_derivatives.gauss_newton_product)
+
+
+@door(Method("sample_gradients", "net.sample_gradients(p, x, t, loss)", "p x t loss weights lengths state out"))
+def sample_gradients(call: Call) -> np.ndarray:
     """The gradient of each sample's own loss."""
-    p = checks.check_params(network, p, x, "net.sample_gradients(p, x, t, loss)")
-    data, problem = executables.problem(network, x, t, loss, weights, None, lengths)
-    data = arguments.to_device_of(p, data)
-    (result,) = _outs(out if out is None else (out,), [(len(data["x"]), network.n_params)], {"p": p, **data})
-    make = partial(record_derivatives.sample_gradients, network, problem, p.dtype)
-    _run(network, network.program(p, ("sample gradients", p.dtype), make, problem), p, data, state, {"j": result})
+    check_problem(call)
+    program = executables.of_criterion(call, "sample gradients", record_derivatives.sample_gradients)
+    call.data = arguments.to_device_of(call.p, call.data)
+    (result,) = _outs(call, [(len(call.data["x"]), call.network.n_params)])
+    _run(call, program, {"j": result})
     return result
 
 
-def residuals(
-    network: Network, p: np.ndarray, x: np.ndarray, t: np.ndarray, loss: ResidualLoss, state: Any, *, with_jacobian: bool
-) -> dict[str, np.ndarray]:
+def residuals(call: Call, *, with_jacobian: bool) -> dict[str, np.ndarray]:
     """r: the equations of each point, (batch, equations), times the roots of the weights in `t`; j: their Jacobian."""
-    make = partial(record_derivatives.residuals, network, loss, t.shape[1:], p.dtype, with_jacobian=with_jacobian)
-    program = network.program(p, ("residuals", p.dtype, with_jacobian), make, record.Criterion(loss, t.shape[1:]))
-    shape = len(x), loss.equations
+    network, loss, target = call.network, call.loss, call.data["t"].shape[1:]
+    make = partial(record_derivatives.residuals, network, loss, target, call.dtype, with_jacobian=with_jacobian)
+    program = network.program(call.p, ("residuals", call.dtype, with_jacobian), make, record.Criterion(loss, target))
+    shape = len(call.data["x"]), loss.equations
     outs = {"r": (shape, None, "")} | ({"j": ((*shape, network.n_params), None, "")} if with_jacobian else {})
-    return executables.run(network, program, p, {"x": x, "t": t}, outs, state)
+    return run(call, program, outs)
 
 
-def _pulled(
-    network: Network, name: str, make: Callable[..., Program], p: Any, data: Mapping[str, Any], shape: tuple[int, ...],
-    state: Any, out: Any,
-) -> np.ndarray:  # fmt: skip
+def _pulled(call: Call, name: str, make: Callable[..., Program], shape: tuple[int, ...]) -> np.ndarray:
     """Pullbacks of each output of each sample: (batch, *output_shape, *shape)."""
-    x, outputs = data["x"], math.prod(network.output_shape)
-    whole = (len(x), *network.output_shape, *shape)
-    (result,) = _outs(out if out is None else (out,), [whole], {"p": p, **data})
-    rows = result.reshape(len(x), outputs, *shape)
-    eye = np.eye(outputs, dtype=p.dtype).reshape(outputs, *network.output_shape)
+    network, batch, outputs = call.network, len(call.data["x"]), math.prod(call.network.output_shape)
+    (result,) = _outs(call, [(*_output(call), *shape)])
+    rows = result.reshape(batch, outputs, *shape)
+    eye = np.eye(outputs, dtype=call.dtype).reshape(outputs, *network.output_shape)
     for start in range(0, outputs, DIRECTIONS_AT_ONCE):
         dy = eye[start : start + DIRECTIONS_AT_ONCE]
-        kind = (name, p.dtype, len(dy), "lengths" in data)
-        program = network.program(p, kind, partial(make, network, len(dy), p.dtype))
-        part = rows if outputs <= DIRECTIONS_AT_ONCE else memory_of(p).empty((len(x), len(dy), *shape), p.dtype)
-        _run(network, program, p, {**data, "dy": dy}, state, {name: part})
+        kind = (name, call.dtype, len(dy), "lengths" in call.data)
+        program = network.program(call.p, kind, partial(make, network, len(dy), call.dtype))
+        part = rows if outputs <= DIRECTIONS_AT_ONCE else call.memory.empty((batch, len(dy), *shape), call.dtype)
+        _run(call, program, {name: part}, dy=dy)
         if part is not rows:
             rows[:, start : start + DIRECTIONS_AT_ONCE] = part
     return result
@@ -256,40 +259,36 @@ def _pulled(
 # Checked arguments and results
 
 
-def _point(network: Network, p: Any, x: Any, call: str, *, real: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The checked parameters and inputs. Raises TypeError if inputs must be `real` and are ids."""
+def _check_point(call: Call, *, real: bool = False) -> None:
+    """Check the point of a derivative. Raises TypeError if inputs must be `real` and are ids."""
     if real:
-        checks.check_numeric(network)
-    p = checks.check_params(network, p, x, call)
-    x = arguments.check_input(x, network.input_shape, ids=network.id_count)
-    return p, arguments.to_device_of(p, {"x": x})["x"]
+        checks.check_numeric(call.network)
+    check_point(call)
+    check_lengths(call)
+    call.data = arguments.to_device_of(call.p, call.data)
 
 
-def _vector(network: Network, v: Any, p: np.ndarray) -> np.ndarray:
-    v = as_array("v", v)
-    if v.shape != (network.n_params,):
-        raise ValueError(f"`v` has shape {v.shape}: wanted ({network.n_params},), a number for each parameter")
-    return memory_of(p).contiguous(v, p.dtype)
+def _output(call: Call) -> tuple[int, ...]:
+    """The shape of the outputs."""
+    return len(call.data["x"]), *call.network.output_shape
 
 
-def _outs(given: Any, shapes: Sequence[tuple[int, ...]], inputs: Mapping[str, Any]) -> list[np.ndarray]:
-    """The arrays to fill: fresh ones, or the given ones, checked."""
-    p = inputs["p"]
+def _outs(call: Call, shapes: Sequence[tuple[int, ...]], **others: Any) -> list[np.ndarray]:
+    """The arrays to fill: fresh ones, or the given ones, checked; they may not overlap the data and the `others`."""
+    given = call.out if len(shapes) > 1 or call.out is None else (call.out,)
     if given is None:
-        return [memory_of(p).empty(shape, p.dtype) for shape in shapes]
+        return [call.memory.empty(shape, call.dtype) for shape in shapes]
     if not isinstance(given, tuple) or len(given) != len(shapes):
         raise TypeError(f"`out` must be a tuple of {len(shapes)} arrays, not {shown(given)}")
-    taken = dict(inputs)
+    taken = {"p": call.p, **call.data, **others}
     for number, (array, shape) in enumerate(zip(given, shapes, strict=True)):
         name = "out" if len(shapes) == 1 else f"out[{number}]"
-        taken[name] = arguments.check_out(array, shape, p.dtype, taken, name)
+        taken[name] = arguments.check_out(array, shape, call.dtype, taken, name)
     return list(given)
 
 
-def _run(
-    network: Network, executable: Executable, p: np.ndarray, data: Mapping[str, Any], state: Any, results: Mapping[str, Any]
-) -> None:
-    """Run an executable that fills these arrays."""
-    arrays = {"p": p, **data, **{name: memory_of(p).contiguous(data[name]) for name in ("v", "dy") if name in data}}
-    arrays |= executables.state_for(network, executable.program, state, p.dtype, arrays)
-    executable(len(data["x"]), {**arrays, **results})
+def _run(call: Call, executable: Executable, results: Mapping[str, Any], **vectors: Any) -> None:
+    """Run an executable that fills these arrays, on the data and on directions or cotangents."""
+    arrays = {"p": call.p, **call.data, **{name: call.memory.contiguous(array) for name, array in vectors.items()}}
+    arrays |= state_of(call, executable.program, arrays)
+    executable(len(call.data["x"]), {**arrays, **results})

@@ -16,17 +16,12 @@ import numpy as np
 from chains.layers.base import Declaration
 from chains.losses import Loss
 from chains.network import checks, executables
-from chains.network.network import Network
+from chains.network.call import Call
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.memory import memory_of, on_host
 from chains.support.messages import counted
 from chains.support.streams import member_seeds
-
-
-def is_ensemble(p: Any) -> bool:
-    """Whether these are the parameters of many networks."""
-    return getattr(p, "ndim", 1) == 2
 
 
 def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
@@ -84,53 +79,53 @@ class Members:
         return {name: array[member] if name in self.own else array for name, array in self.arrays.items()}
 
 
-def call(
-    network: Network, one: Callable[..., np.ndarray], x: Any, p: Any, lengths: Any, state: Any, mode: str, seed: int, out: Any
-) -> np.ndarray:
+def outputs(call: Call, one: Callable[..., np.ndarray]) -> np.ndarray:
     """The outputs of all members, shape (members, batch, *output_shape); `one` computes those of a member."""
-    p = check_members(p, network.n_params)
-    members = Members(len(p))
-    shape = (len(p), _add_inputs(members, network, x, lengths), *network.output_shape)
-    y = _checked(members, network, p, state, mode, out, shape)
-    for member, own in enumerate(_seeds(network, p, mode, seed)):
-        data = members.of(member)
+    members = _members(call)
+    shape = (members.count, _add_inputs(members, call), *call.network.output_shape)
+    y = _checked(call, members, shape)
+    for member, own in enumerate(_seeds(call)):
+        given = members.of(member) | {"p": call.p[member], "seed": own, "out": y[member]}
         with _named(member):
-            one(network, data["x"], p[member], data.get("lengths"), data.get("state"), mode, own, y[member])
+            one(call.network, **{**call.given, **given})
     return y
 
 
-def value_and_grad(
-    network: Network, one: Callable[..., Any], p: Any, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any, state: Any,
-    mode: str, seed: int, out: Any, check_finite: bool,
-) -> tuple[Any, np.ndarray]:  # fmt: skip
+def value_and_grad(call: Call, one: Callable[..., Any]) -> tuple[Any, np.ndarray]:
     """The losses of all members, shape (members,), float64, and their gradients; `one` computes those of a member."""
-    p = check_members(p, network.n_params)
-    members = check_data(network, len(p), x, t, loss, weights, lengths)
-    if check_finite:
-        arguments.check_finite(p.dtype, p=p, **members.with_counted_targets(network.declaration))
-    g, values = _checked(members, network, p, state, mode, out, p.shape), np.empty(len(p))
-    absent = dict.fromkeys(("weights", "lengths", "state"))
-    for member, own in enumerate(_seeds(network, p, mode, seed)):
-        data = {**absent, **members.of(member)}
+    members = check_data(call, _members(call))
+    if call.check_finite:
+        arguments.check_finite(call.dtype, p=call.p, **members.with_counted_targets(call.network.declaration))
+    g, values = _checked(call, members, call.p.shape), np.empty(members.count)
+    rest = {**call.given, "check_finite": False, "comm": call.processes}
+    for member, own in enumerate(_seeds(call)):
+        given = members.of(member) | {"p": call.p[member], "seed": own, "out": g[member]}
         with _named(member):
-            values[member], _ = one(p=p[member], **data, seed=own, out=g[member], check_finite=False)
+            values[member], _ = one(call.network, **{**rest, **given})
     return values, g
 
 
-def _seeds(network: Network, p: Any, mode: str, seed: int) -> list[int]:
+def _members(call: Call) -> Members:
+    """The members whose parameters are the rows of `p`, which are checked here."""
+    checks.check_order(call.network, call.p, call.x, call.usage)
+    call.p = check_members(call.p, call.network.n_params)
+    return Members(len(call.p))
+
+
+def _seeds(call: Call) -> list[int]:
     """The seeds of the members; the given one for all where no random numbers are drawn, since calls with 0 are the fastest."""
-    training = arguments.check_mode(mode)
-    draws = training and "random" in executables.forward_pass(network, p[0], training).program.buffers
+    p, seed = call.p, call.seed
+    draws = call.training and "random" in executables.forward_pass(call.network, p[0], call.training).program.buffers
     return member_seeds(len(p), seed) if draws else [seed] * len(p)
 
 
-def _checked(members: Members, network: Network, p: Any, state: Any, mode: str, out: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _checked(call: Call, members: Members, shape: tuple[int, ...]) -> np.ndarray:
     """The array to fill with results of all members. Adds their states."""
-    add_state(members, network, state, p, arguments.check_mode(mode))
-    arguments.to_device_of(p, members.arrays, move=False)
-    if out is None:
-        return memory_of(p).empty(shape, p.dtype)
-    return arguments.check_out(out, shape, p.dtype, members.arrays | {"p": p})
+    add_state(call, members, updated=call.training)
+    arguments.to_device_of(call.p, members.arrays, move=False)
+    if call.out is None:
+        return call.memory.empty(shape, call.dtype)
+    return arguments.check_out(call.out, shape, call.dtype, members.arrays | {"p": call.p})
 
 
 @contextmanager
@@ -142,25 +137,24 @@ def _named(member: int) -> Iterator[None]:
         raise FloatingPointError(f"member {member}: {error}") from None
 
 
-def check_data(network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, lengths: Any) -> Members:
-    """The data of the members. Raises TypeError or ValueError if they do not fit.
+def check_data(call: Call, members: Members) -> Members:
+    """The members with their data. Raises TypeError or ValueError if they do not fit.
 
     Members with separate inputs have separate targets. With shared inputs, targets may be shared or separate, and so may
     weights: those of shape (members, samples) are separate.
     """
-    members = Members(count)
-    samples = _add_inputs(members, network, x, lengths)
+    network, loss, count = call.network, call.loss, members.count
+    samples = _add_inputs(members, call)
     checks.check_loss(loss)
-    t, output = as_array("t", t), network.output_shape
+    t, output = as_array("t", call.t), network.output_shape
     own = "x" in members.own or (t.shape[:2] == (count, samples) and not fits(t, samples, output, loss))
-    flat = _flat("t", t, count, samples, f" by `x` of shape {members.arrays['x'].shape}") if own else t
+    flat = _flat("t", t, members, f" by `x` of shape {members.arrays['x'].shape}") if own else t
     checked = checks.check_targets(flat, count * samples if own else samples, output, loss)
     members.add("t", checked.reshape(count, samples, *checked.shape[1:]) if own else checked, own)
-    if weights is not None:
-        _add_weights(members, as_array("weights", weights), checked.shape[1:], loss)
-    if type(loss).check_values is not Loss.check_values:
-        counted = members.with_counted_targets(network.declaration)["t"]
-        checks.check_target_values(counted.reshape(checked.shape), output, loss)
+    if call.weights is not None:
+        _add_weights(members, as_array("weights", call.weights), checked.shape[1:], loss)
+    if (check := checks.target_check(output, loss)) is not None:
+        check(members.with_counted_targets(network.declaration)["t"].reshape(checked.shape))
     return members
 
 
@@ -181,21 +175,22 @@ def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: 
         members.add("weights", checks.check_weights(weights, (samples, *target), loss), False)
 
 
-def _add_inputs(members: Members, network: Network, x: Any, lengths: Any) -> int:
+def _add_inputs(members: Members, call: Call) -> int:
     """Add the inputs, and the lengths of sequences. Returns the number of samples of a member."""
-    x, shape, ids = as_array("x", x), network.input_shape, network.id_count
+    network, lengths = call.network, call.lengths
+    x, shape, ids = as_array("x", call.x), network.input_shape, network.id_count
     own = x.ndim == len(shape) + 2 and x.shape[2:] == shape
     if own:
-        samples = x.shape[1]
-        arguments.check_input(_flat("x", x, members.count, samples), shape, ids=ids)
+        members.samples = x.shape[1]
+        arguments.check_input(_flat("x", x, members), shape, ids=ids)
     else:
         x = arguments.check_input(x, shape, ids=ids)
-        samples = len(x)
-    members.samples = samples
+        members.samples = len(x)
+    samples = members.samples
     members.add("x", x, own)
     if lengths is not None:
         lengths = as_array("lengths", lengths)
-        flat = _flat("lengths", lengths, members.count, samples) if lengths.ndim == 2 else lengths
+        flat = _flat("lengths", lengths, members) if lengths.ndim == 2 else lengths
         checks.lengths_of(flat, np.broadcast_to(np.empty(()), flat.shape[:1]), network.declaration)
         if len(flat) != samples * (members.count if lengths.ndim == 2 else 1):
             raise ValueError(f"`lengths` has shape {lengths.shape}, but `x` is a batch of {samples}")
@@ -203,21 +198,22 @@ def _add_inputs(members: Members, network: Network, x: Any, lengths: Any) -> int
     return samples
 
 
-def add_state(members: Members, network: Network, state: Any, p: Any, updated: bool) -> None:
+def add_state(call: Call, members: Members, *, updated: bool) -> None:
     """Add the members' states, shape (members, n_state), if any; they are read, or `updated` in place."""
-    if state is None:
+    if call.state is None:
         return
-    state = as_array("state", state)
-    shape = (members.count, network.state_layout.size)
+    state, size = as_array("state", call.state), call.network.n_state
+    shape = (members.count, size)
     if state.shape != shape:
         raise ValueError(f"`state` must have shape {shape}, a state for each member, got {state.shape}")
     for row in state:
-        arguments.check_state(row, network.state_layout.size, p.dtype, updated, members.arrays | {"p": p})
+        arguments.check_state(row, size, call.dtype, updated, members.arrays | {"p": call.p})
     members.add("state", state, True)
 
 
-def _flat(name: str, array: Any, count: int, samples: int, given: str = "") -> Any:
-    """The samples of all members in one batch. Raises ValueError unless they are `samples`, as `given`."""
+def _flat(name: str, array: Any, members: Members, given: str = "") -> Any:
+    """The samples of all members in one batch. Raises ValueError unless they are the members' samples, as `given`."""
+    count, samples = members.count, members.samples
     if array.shape[:2] != (count, samples):
         raise ValueError(
             f"`{name}` must have shape ({count}, {samples}, ...), {counted(samples, 'sample')} for each of "

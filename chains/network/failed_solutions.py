@@ -11,19 +11,21 @@ from chains.layers.base import Declaration, Layer
 from chains.layers.ode import ODE
 from chains.layers.steady import SteadyState
 from chains.network import inner_layers
+from chains.network.call import Call
 from chains.network.network import Network
 from chains.network.ode_steps import trajectories
 from chains.support.memory import is_elsewhere
 
 
-def check_solved(network: Network, p: Any, x: Any, results: np.ndarray, lengths: Any = None) -> None:
-    """Raise FloatingPointError if results are NaN because of a solution that ends early or is not found."""
+def check_solved(call: Call, results: np.ndarray) -> None:
+    """Raise FloatingPointError if results of a call are NaN because of a solution that ends early or is not found."""
+    network, lengths = call.network, call.lengths
     if is_elsewhere(results) or not np.isnan(results).any():
         return
     kinds = tuple(REASONS)
     solvers, followed = list(inner_layers.find(network.declaration, kinds)), []
     try:
-        for d, own, x_d in inner_layers.with_inputs(network, network.declaration, p, x, kinds, lengths):
+        for d, own, x_d in inner_layers.with_inputs(network, network.declaration, call.p, call.data["x"], kinds, lengths):
             reason = next(REASONS[kind] for kind in type(d.layer).__mro__ if kind in REASONS)
             if problem := reason(network, d, own, x_d, lengths):
                 raise FloatingPointError(problem if len(solvers) == 1 else f"layer {d.name}: {problem}")

@@ -9,7 +9,8 @@ import numpy as np
 
 from chains.layers.base import Declaration, Layer
 from chains.layers.combine import Parallel, Residual, Series
-from chains.network import checks, executables
+from chains.network import executables
+from chains.network.call import Call, check_lengths, run
 from chains.network.network import Network
 
 Kinds = tuple[type[Layer], ...]
@@ -43,5 +44,7 @@ def with_inputs(
 def outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:
     """The outputs of a network of a part, which has no state."""
     program = executables.forward_pass(network, p, False, lengths is not None)
-    data = {"x": x, **checks.lengths_of(lengths, x, network.declaration)}
-    return executables.run(network, program, p, data, {"y": ((len(x), *network.output_shape), None, "")})["y"]
+    call = Call(network, {"p": p, "lengths": lengths})
+    call.data["x"] = x
+    check_lengths(call)
+    return run(call, program, {"y": ((len(x), *network.output_shape), None, "")})["y"]

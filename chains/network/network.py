@@ -16,7 +16,6 @@ from chains.params import Layout, LayoutBuilder
 from chains.program.program import Program
 from chains.program.settings import Tunable
 from chains.support import arguments, streams
-from chains.support.caching import lazy
 from chains.support.memory import backend_of, is_elsewhere, memory_named
 from chains.support.messages import shown
 
@@ -33,6 +32,10 @@ class Network:
         self.input_shape, self.output_shape = self.declaration.input, self.declaration.output_shape
         self.n_params, self.n_state = self.layout.size, self.state_layout.size
         self.id_count = self.declaration.id_count  # if inputs are ids
+        self.may_fail = self.declaration.may_fail  # results may be NaN: an equation that is not solved
+        self._most_demanding = self.declaration.most_demanding
+        # Whether there is no state and no minimum batch size, as in most networks.
+        self.is_stateless = not self.n_state and self._most_demanding.smallest_batch == 1
         self.use(backend)
 
     def use(self, backend: Backend) -> None:
@@ -46,20 +49,6 @@ class Network:
     def trainable(self) -> list[tuple[int, int]]:
         """The ranges of the flat vector that are not frozen."""
         return self.layout.ranges(without=self.frozen)
-
-    @lazy
-    def may_fail(self) -> bool:
-        """Whether results may be NaN because a differential equation is not solved."""
-        return self.declaration.may_fail
-
-    @lazy
-    def is_stateless(self) -> bool:
-        """Whether there is no state and no minimum batch size, as in most networks."""
-        return not self.n_state and self._most_demanding.smallest_batch == 1
-
-    @lazy
-    def _most_demanding(self) -> Declaration:
-        return self.declaration.most_demanding
 
     def check_batch(self, batch: int, what: str = "`x`") -> None:
         """Raise ValueError if a layer cannot be trained on such a small batch."""
@@ -78,7 +67,7 @@ class Network:
 
     def programs_at(self, like: Any) -> Programs:
         """The programs for arrays in the memory of `like`."""
-        if not is_elsewhere(like):
+        if type(like) is np.ndarray or not is_elsewhere(like):
             return self.programs
         backend = backend_of(like, self.backend)
         if backend not in self._elsewhere:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,6 +20,14 @@ T = TypeVar("T")
 MAX_KEPT = 64  # entries of each kind; the oldest are forgotten first
 MAX_ALIKE = 16  # losses and penalties with functions for the same shapes
 RECORDED: Recent[Program] = Recent(256)  # of all networks, by their structures
+# The executables of all networks, by backend and structure, as long as one of the networks is in use.
+BOUND: WeakValueDictionary[tuple[Backend, Hashable], Executable] = WeakValueDictionary()
+
+
+def forget() -> None:
+    """Forget what networks of one structure share."""
+    RECORDED.clear()
+    BOUND.clear()
 
 
 class Programs:
@@ -27,8 +36,8 @@ class Programs:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._recorded: dict[Hashable, Executable] = {}  # one for all kinds that differ only in settings
-        # With settings, by equality of their parts; and by the ids of objects, which an entry keeps alive.
-        self._tuned: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}
+        self._tuned: dict[Hashable, Executable] = {}  # with settings, by equality of their parts
+        self._same: dict[Hashable, tuple[Executable, tuple[Any, ...]]] = {}  # by the ids of objects, which an entry keeps alive
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -48,18 +57,46 @@ class Programs:
         alone.
         """
         try:
-            return self._tuned[kind, parts][0]
+            return self._tuned[kind, parts]
         except KeyError:
             key = kind, structure_of(parts)
             freeze(parts)
-            recorded = get_or_make(self._recorded, key, lambda: Executable(self._backend, _shared(structure, key, make)))
-            return get_or_make(self._tuned, (kind, parts), lambda: (recorded.tuned(numbers_of(parts)), parts))[0]
+            recorded = get_or_make(self._recorded, key, lambda: self._shared(structure, key, make))
+            return get_or_make(self._tuned, (kind, parts), lambda: recorded.tuned(numbers_of(parts)))
+
+    def _shared(
+        self, structure: Callable[[], Hashable], key: tuple[Hashable, Hashable], make: Callable[[], Program]
+    ) -> Executable:
+        """The executable of another network of this structure, with its bindings, or a new one."""
+        kind, parts = key
+        try:
+            known = structure(), kind, value_of(parts)
+        except Unknown:
+            return Executable(self._backend, make())
+        found = BOUND.get((self._backend, known))
+        if found is None:
+            found = Executable(self._backend, RECORDED.get(known, make))
+            if self._backend.fallback(found.program) is None:  # of a slower backend, each network warns
+                BOUND[self._backend, known] = found
+        return found
 
     def recent(self, kind: Hashable, things: tuple[Any, ...], find: Callable[[], Executable]) -> Executable:
         """The result of `find` for this kind and these objects, which are found faster by identity than by equality."""
         key = (kind, *map(id, things))
-        found = self._tuned.get(key)
-        return found[0] if found is not None else get_or_make(self._tuned, key, lambda: (find(), things))[0]
+        found = self._same.get(key)
+        return found[0] if found is not None else get_or_make(self._same, key, lambda: (find(), things))[0]
+
+
+class Repeated(NamedTuple):
+    """A call that may be repeated: its kind and mode, its checked arrays by buffer name, in the order of the function."""
+
+    kind: Hashable
+    mode: Any
+    arrays: dict[str, Any]
+    outs: Sequence[str]
+    one: Any = None  # its loss and penalty
+    other: Any = None
+    check: Callable[[Any], None] | None = None  # of the targets "t", the third array
 
 
 class Shortcuts:
@@ -89,24 +126,17 @@ class Shortcuts:
                 return found[2]
         return None
 
-    def add(
-        self, kind: Hashable, mode: Any, run: Executable, ins: dict[str, Any], outs: Sequence[str],
-        one: Any = None, other: Any = None, check: Callable[[Any], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Provide a function for calls of this kind, from the second call on, if the backend has one.
-
-        If the third array has the shape of this one, `check` is called with it before the function.
-        """
-        p, x = ins["p"], ins["x"]
-        whole = any(buffer.dtype.kind == "i" for buffer in run.program.buffers.values())  # ids are looked through at each call
-        if type(p) is type(x) is self._wanted and not whole:
-            key = kind, mode, p.dtype, x.shape
+    def add(self, run: Executable, repeated: Repeated) -> None:
+        """Provide a function for such calls, from the second call on, if the backend has one."""
+        p, x = repeated.arrays["p"], repeated.arrays["x"]
+        if type(p) is type(x) is self._wanted and not run.program._takes_ids:  # which are looked through at each call
+            key, one, other = (repeated.kind, repeated.mode, p.dtype, x.shape), repeated.one, repeated.other
             known = _equal(get_or_make(self._functions, key, tuple), one, other)
             if known is None:
                 self._put(key, one, other, None)
             elif known[2] is None:
-                types = {name: array.dtype for name, array in ins.items()}
-                self._put(key, one, other, _checking(run.function(len(x), types, outs), check, ins))
+                types = {name: array.dtype for name, array in repeated.arrays.items()}
+                self._put(key, one, other, _checking(run.function(len(x), types, repeated.outs), repeated))
 
     def _put(self, key: Hashable, one: Any, other: Any, function: Callable[..., Any] | None) -> None:
         """Replace the entry for equal objects, or add one."""
@@ -123,26 +153,19 @@ def _equal(entries: Any, one: Any, other: Any) -> Any:
     return None
 
 
-def _checking(function: Callable[..., Any], check: Callable[[Any], None] | None, ins: dict[str, Any]) -> Callable[..., Any]:
+def _checking(function: Callable[..., Any], repeated: Repeated) -> Callable[..., Any]:
+    """The function, with the check of its targets before it, if there is one."""
+    check = repeated.check
     if function is decline or check is None:
         return function
-    shape, checked = list(ins.values())[2].shape, check
+    shape = repeated.arrays["t"].shape
 
     def call(p: Any, x: Any, t: Any, *rest: Any) -> Any:
         if type(t) is np.ndarray and t.dtype.kind in "fi" and t.shape == shape:  # the general path checks others
-            checked(t)
+            check(t)
         return function(p, x, t, *rest)
 
     return call
-
-
-def _shared(structure: Callable[[], Hashable], key: tuple[Hashable, Hashable], make: Callable[[], Program]) -> Program:
-    kind, parts = key
-    try:
-        known = structure(), kind, value_of(parts)
-    except Unknown:
-        return make()
-    return RECORDED.get(known, make)
 
 
 def get_or_make(known: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

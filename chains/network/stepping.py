@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from chains.layers.stepwise import Carried, carried_by, carries, check_steps, place_carried, stepwise
-from chains.network import checks, executables, record
+from chains.network import record
+from chains.network.call import Call, Method, add_shortcut, check_point, door, run
 from chains.network.network import Network
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -75,28 +76,30 @@ class Stepping:
         return x, old, y, new
 
 
-def step(network: Network, stepping: Stepping, x: Any, p: Any, carried: Any, out: Any) -> tuple[np.ndarray, np.ndarray]:
+STEP = Method("step", "net.step(x, p)", "stepping x p carried out", "p x carried", ("y", "new carried"))
+
+
+@door(STEP)
+def step(call: Call) -> tuple[np.ndarray, np.ndarray]:
     """The output at one step of a sequence, and the states that are carried to the next step."""
-    quick = network.shortcuts.find("step", None, p, x)
-    if quick is not None:
-        found = quick(p, x, carried, None, None) if out is None else quick(p, x, carried, *out)
-        if found is not None:
-            return found
+    stepping, out, carried = call.stepping, call.out, call.carried
     if out is not None and (not isinstance(out, tuple) or len(out) != 2):
         raise TypeError("`out` must be a pair of arrays, for the output and for what is carried on")
-    given, one = out or (None, None), stepping.network
-    p = checks.check_params(one, p, x, "net.step(x, p)")
-    x = arguments.check_input(x, one.input_shape, ids=one.id_count)
+    given, one = out or (None, None), Call(stepping.network, call.given, STEP)
+    check_point(one)
+    p, x = one.p, one.data["x"]
     if carried is None:
         carried = stepping.first_carried(p, len(x))
     carried = arguments.check_input(as_array("carried", carried), (stepping.n_carried,), "carried", "carried array")
     if len(carried) != len(x):
         raise ValueError(f"`carried` is of {len(carried)} samples, but `x` is a batch of {len(x)}")
-    program = network.program(p, ("step", p.dtype), partial(stepping.record, p.dtype))
+    program = call.network.program(p, ("step", one.dtype), partial(stepping.record, one.dtype))
+    one.data["carried"] = carried
     outs = {
-        "y": ((len(x), *one.output_shape), given[0], "out[0]"),
+        "y": ((len(x), *one.network.output_shape), given[0], "out[0]"),
         "new carried": (carried.shape, given[1], "out[1]"),
     }
-    found = executables.run(one, program, p, {"x": x, "carried": carried}, outs)
-    network.shortcuts.add("step", None, program, {"p": p, "x": x, "carried": carried}, ["y", "new carried"])
+    found = run(one, program, outs)
+    call.p, call.data = p, one.data
+    add_shortcut(call, program)
     return found["y"], found["new carried"]

@@ -10,8 +10,9 @@ A value is taken when a program is recorded or looked up, with the contents of l
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import fields, is_dataclass
+from abc import ABCMeta
+from collections.abc import Hashable, Iterable
+from dataclasses import is_dataclass
 from functools import lru_cache
 from types import FunctionType, NoneType
 from typing import Any
@@ -20,8 +21,11 @@ import numpy as np
 
 from chains.activations import Activation
 from chains.layers.base import Layer
+from chains.program.settings import field_names
 
 _EXACT = frozenset((NoneType, int, str, bytes))  # equal objects of these types are the same
+_CLASSES = frozenset((type, ABCMeta))
+_OTHER_NAMES = ("_chains_settings", "_chains_declared")  # of a layer, on which no program depends
 
 
 class Unknown(Exception):  # noqa: N818 - an answer rather than an error
@@ -38,10 +42,12 @@ def value_of(thing: Any) -> Hashable:
         return bool, thing  # True equals 1
     if kind is float:
         return float, thing.hex()  # distinguishes 0.0 and -0.0
+    if kind in _CLASSES:
+        return _of_class(thing)
     if kind in (tuple, list):
-        return kind, *map(value_of, thing)
+        return _each(thing, kind)
     if kind is dict:
-        return dict, *((value_of(name), value_of(value)) for name, value in thing.items())
+        return dict, _each(thing), _each(thing.values())
     if kind is frozenset:
         return frozenset, frozenset(map(value_of, thing))
     if kind.__module__.startswith("chains."):
@@ -60,23 +66,33 @@ def value_of(thing: Any) -> Hashable:
 def _settings(thing: Any) -> tuple[Hashable, ...]:
     """The settings of an object of this package."""
     if isinstance(thing, Layer):  # programs do not depend on starting values
-        kept = thing.__getstate__()
-        names = [name for name in kept if name[-5:] != "_init" and name != "_chains_settings"]
-        return *names, *(value_of(kept[name]) for name in names)
+        kept = vars(thing) if type(thing).__getstate__ is Layer.__getstate__ else thing.__getstate__()
+        names = [name for name in kept if name[-5:] != "_init" and name not in _OTHER_NAMES]
+        return _each([kept[name] for name in names], *names)
     if isinstance(thing, Activation):
-        return tuple(map(value_of, thing._recipe or (thing.name, thing.function, thing.derivative)))
+        return _each(thing._recipe or (thing.name, thing.function, thing.derivative))
     if is_dataclass(thing):
         return _fields(thing)
     raise Unknown
 
 
 def _fields(thing: Any) -> tuple[Hashable, ...]:
-    return tuple([value_of(getattr(thing, name)) for name in _names(type(thing))])  # type: ignore[arg-type]
+    return _each([getattr(thing, name) for name in field_names(type(thing))])
+
+
+def _each(things: Iterable[Any], *before: Hashable) -> tuple[Hashable, ...]:
+    """The values of some things, after others; the most frequent ones without a call."""
+    found = list(before)
+    for thing in things:
+        kind = type(thing)
+        found.append(thing if kind in _EXACT else _of_class(thing) if kind in _CLASSES else value_of(thing))
+    return tuple(found)
 
 
 @lru_cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def _of_class(kind: type) -> Hashable:
+    """As `_named`, whose answer for a class is always the same."""
+    return _named(kind)
 
 
 def _named(thing: type | FunctionType) -> Hashable:

@@ -36,7 +36,7 @@ def program_of(
                 raise TypeError(f"`loss` is missing: `{name}` (={value!r}) is of use with one only")
         return record.forward(network, dtype, training)
     target = network.output_shape if target_shape is None else check_shape("target_shape", target_shape)
-    criterion = executables.criterion(network, loss, target, None, False, penalty)
+    criterion = executables.check_criterion(network, record.Criterion(loss, target, None, penalty))
     loss.check_target(network.output_shape, target)
     if optimizer is None:
         return record.gradient(network, criterion, dtype, training, parallel=parallel)

@@ -52,15 +52,15 @@ class Subjects:
         return cls(np.ascontiguousarray(x[order]), np.ascontiguousarray(t), weights, ids, number[order], order)
 
     def sums(self, rows: np.ndarray) -> np.ndarray:
-        """The sums of rows over the samples of each subject, (numbers, subjects)."""
-        return np.ascontiguousarray((rows if self._single else np.add.reduceat(rows, self.starts, axis=0)).T)
+        """The sums of rows over the samples of each subject, (subjects, numbers), fresh."""
+        return rows.copy() if self._single else np.add.reduceat(rows, self.starts, axis=0)
 
-    def spread(self, numbers: np.ndarray, out: np.ndarray) -> None:
-        """Fill `out` (samples, numbers) with the numbers, (numbers, subjects), of each sample's subject."""
+    def spread(self, rows: np.ndarray, out: np.ndarray) -> None:
+        """Fill `out` (samples, numbers) with the numbers of each sample's subject."""
         if self._single:
-            out[...] = numbers.T
+            out[...] = rows
         else:
-            np.take(np.ascontiguousarray(numbers.T), self.number, axis=0, out=out, mode="clip")
+            np.take(rows, self.number, axis=0, out=out, mode="clip")
 
     def without_effects(self, n: int) -> np.ndarray:
         """The network's inputs at effects of zero."""

@@ -3,106 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from chains.population import matrices
-from chains.population.programs import pairs
-
-MAX_ROUNDS = 200
-SMALL, TINY = 1e-12, 1e-24  # of the fall that a step promises: one more step is exact to rounding; none is needed
+MAX_ROUNDS = 60
+SMALL, TINY = 1e-12, 1e-21  # of the fall that a step promises: one more step is exact to rounding; none is needed
 ROUNDING = 1e-12  # of a value, which may rise by rounding alone
 SHORTER = 0.25
 
-# (effects) -> a column for each subject: deviance, gradient, upper triangles of the exact and of the expected Hessian matrix
-Terms = Callable[[np.ndarray], np.ndarray]
+# (effects) -> sums, Newton's steps, the falls that they promise, the values; a row for each subject
+Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 
-@dataclass
-class Modes:
-    """The effects (n, subjects), the terms of their subjects there, and which subjects have converged."""
+def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """The effects (subjects, n) at the minima, and the sums there, from `start`. Rows do not depend on each other.
 
-    effects: np.ndarray
-    terms: np.ndarray
-    converged: np.ndarray
+    The last result tells whether these effects are those of the last call of `evaluate`.
 
-    @property
-    def n(self) -> int:
-        return len(self.effects)
-
-    def slope(self, precision: np.ndarray) -> np.ndarray:
-        """The gradients of the objectives."""
-        return self.terms[1 : 1 + self.n] + 2.0 * precision @ self.effects
-
-    def hessian(self, precision: np.ndarray) -> np.ndarray:
-        """The exact Hessian matrices, (n, n, subjects)."""
-        return matrices.full(self._triangles[0], self.n) + 2.0 * precision[:, :, None]
-
-    def half_expected(self, precision: np.ndarray) -> np.ndarray:
-        """Half of the expected Hessian matrices, which are positive definite."""
-        return matrices.full(self._triangles[1], self.n) + precision[:, :, None]
-
-    @property
-    def _triangles(self) -> np.ndarray:
-        return self.terms[1 + self.n :].reshape(2, len(pairs(self.n)), -1)
-
-    def values(self, precision: np.ndarray) -> np.ndarray:
-        """Each subject's deviance plus that of its effects."""
-        return self.terms[0] + np.einsum("ik,ij,jk->k", self.effects, precision, self.effects)
-
-
-def find_modes(terms: Terms, precision: np.ndarray, start: np.ndarray) -> Modes:
-    """The minima of all subjects, from `start`. A subject's bits do not depend on the others.
-
-    A step that does not lower a subject's value is repeated, a quarter as long. Where the exact Hessian matrix is not positive
-    definite, the expected one takes its place.
+    A step that does not lower a subject's value is repeated, a quarter as long.
     """
-    effects = start.copy()
-    found = terms(effects)
-    lost = ~np.isfinite(found).all(0)
+    effects = start
+    sums, step, fall, value = evaluate(effects)
+    lost = ~np.isfinite(value)
     if lost.any():
-        effects[:, lost] = 0.0
-        found = terms(effects)
-    modes = Modes(effects, found, np.zeros(effects.shape[1], bool))
-    values = modes.values(precision)
-    length = np.ones(effects.shape[1])
-    last = np.zeros(effects.shape[1], bool)  # whose next step is the last one
+        effects = np.where(lost[:, None], 0.0, effects)
+        sums, step, fall, value = evaluate(effects)
+    length = np.ones(len(effects))
+    latest = True
+    done = ~(np.isfinite(value) & np.isfinite(fall))
     for _ in range(MAX_ROUNDS):
-        step, fall = _step(modes, precision)
-        scale = 1.0 + abs(values)
-        modes.converged |= fall <= TINY * scale
-        last = (fall <= SMALL * scale) & (length == 1.0)
-        active = ~modes.converged & np.isfinite(values)
+        scale = 1.0 + abs(value)
+        active = ~done & (fall > TINY * scale)
         if not active.any():
             break
-        trial = Modes(modes.effects + np.where(active, length * step, 0.0), found, modes.converged)
-        trial.terms = terms(trial.effects)
-        with np.errstate(invalid="ignore"):
-            reached = trial.values(precision)
-            lower = active & (reached <= values + ROUNDING * scale) & np.isfinite(trial.terms).all(0)
-        modes.converged |= last & active
-        _take(modes, trial, lower)
-        values = np.where(lower, reached, values)
+        done |= active & (fall <= SMALL * scale) & (length == 1.0)  # after this step
+        trial = effects + np.where(active[:, None], length[:, None] * step, 0.0)
+        found = evaluate(trial)
+        lower = active & (found[3] <= value + ROUNDING * scale) & np.isfinite(found[2])
+        latest = bool((lower == active).all())
+        if lower.all():
+            effects, (sums, step, fall, value), length = trial, found, np.ones(len(effects))
+            continue
+        here = lower[:, None]
+        effects, sums, step = (np.where(here, new, old) for new, old in ((trial, effects), (found[0], sums), (found[1], step)))
+        fall, value = np.where(lower, found[2], fall), np.where(lower, found[3], value)
         length = np.where(lower, 1.0, SHORTER * length)
-    return modes
-
-
-def _step(modes: Modes, precision: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Newton's steps, and the falls that they promise."""
-    slope = modes.slope(precision)
-    factor = matrices.cholesky(modes.hessian(precision))
-    wrong = ~np.isfinite(factor[-1, -1])
-    if wrong.any():
-        expected = matrices.cholesky(2.0 * modes.half_expected(precision))
-        factor = np.where(wrong, expected, factor)
-    step = -matrices.solve(factor, slope)
-    return step, -0.5 * (slope * step).sum(0)
-
-
-def _take(modes: Modes, trial: Modes, where: np.ndarray) -> None:
-    if where.all():
-        modes.effects, modes.terms = trial.effects, trial.terms
-    elif where.any():
-        modes.effects = np.where(where, trial.effects, modes.effects)
-        modes.terms = np.where(where, trial.terms, modes.terms)
+    return effects, sums, latest

@@ -27,9 +27,11 @@ def whitening(products: np.ndarray) -> np.ndarray:
 
 
 def descend(
-    objective: PopulationObjective, theta: np.ndarray, gtol: float, maxiter: int, progress: bool | None
+    objective: PopulationObjective, theta: np.ndarray, tolerances: tuple[float, float], maxiter: int, progress: bool | None
 ) -> tuple[np.ndarray, Result]:
-    """BFGS from `theta`: the minimum, where frozen numbers keep their bits, and the result in other units."""
+    """BFGS from `theta` with the tolerances `gtol` and `ftol`: the minimum, where frozen numbers keep their bits, and the
+    result in other units.
+    """
     free = objective.free
     q = free.restrict(theta)
     root = whitening(objective.products(theta))
@@ -39,7 +41,7 @@ def descend(
         return value, root.T @ g
 
     start, state = np.zeros(len(q)), np.eye(len(q))
-    found = minimize(function, start, gtol=gtol, maxiter=maxiter, state=state, progress=progress)
+    found = minimize(function, start, gtol=tolerances[0], ftol=tolerances[1], maxiter=maxiter, state=state, progress=progress)
     return free.complete(q + root @ found.x), found
 
 

@@ -22,17 +22,18 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.network import record
-from chains.network.free import FreeObjective
-from chains.network.trained_arguments import minimize_trained
-from chains.population import matrices, programs
+from chains.objectives.free import FreeObjective
+from chains.objectives.trained_arguments import minimize_trained
+from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
-from chains.population.effects import Modes, find_modes
+from chains.population.effects import find_modes
 from chains.population.errors import deviance_of
 from chains.support.arrays import as_array
 from chains.support.messages import counted
 
 F64 = np.dtype(np.float64)
+OF_SUBJECTS = ("newton", "laplace", "implicit")  # programs of which a sample is a subject
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,14 @@ class Arrays:
         self.known |= {"p": np.zeros(network.n_params), "s": np.ones(max(recipe.deviance.count, 1))}
         shapes = {"effects": n, "w": n, "inverse": n * (n + 1) // 2, "at": subjects.t.shape[1]}
         self.known |= {name: np.zeros((samples, width)) for name, width in shapes.items()}
+        many = (("sums", 1 + 2 * n + n * n), ("effects", n), ("inverse", n * (n + 1) // 2), ("slopes", n))
+        self.subject = {name: np.zeros((subjects.count, width)) for name, width in many}
+        self.subject["precision"] = np.zeros(n * (n + 1) // 2)
         self._bound: dict[str, Any] = {}
 
     def run(self, name: str, **given: np.ndarray) -> dict[str, np.ndarray]:
         """Run a program; `given` are further arrays to copy. Returns all its arrays, which the next run overwrites."""
-        if name not in self._bound:
-            self._bound[name] = self._bind(name, given)
-        binding = self._bound[name]
+        binding = self._bound.get(name) or self._bind(name, given)
         for key, array in given.items():
             binding.arrays[key][...] = array
         binding()
@@ -83,15 +85,19 @@ class Arrays:
 
     def _bind(self, name: str, given: dict[str, np.ndarray]) -> Any:
         executable = self._executable(name)
-        buffers = executable.program.buffers
-        arrays = {**self.known, **{key: np.array(array, F64) for key, array in given.items()}, **executable.settings}
-        return executable.backend.bind(
-            executable.program, len(self.subjects.x), {key: array for key, array in arrays.items() if key in buffers}
-        )
+        buffers, known = executable.program.buffers, self.subject if name in OF_SUBJECTS else self.known
+        arrays = {**known, **{key: np.array(array, F64) for key, array in given.items()}, **executable.settings}
+        batch = self.subjects.count if name in OF_SUBJECTS else len(self.subjects.x)
+        if name == "curvature" and "rows" in buffers:
+            arrays["rows"] = self.run("terms")["rows"]
+        fitting = {key: array for key, array in arrays.items() if key in buffers}
+        self._bound[name] = executable.backend.bind(executable.program, batch, fitting)
+        return self._bound[name]
 
     def _executable(self, name: str) -> Executable:
         network, recipe = self.network, self.recipe
         make = {
+            **{each: partial(getattr(programs, each), recipe, F64) for each in OF_SUBJECTS},
             "terms": partial(programs.terms, network, recipe, F64),
             "curvature": partial(programs.curvature, network, recipe, F64),
             "gradient": partial(programs.gradient, network, recipe, F64),
@@ -104,7 +110,7 @@ class Arrays:
         return found
 
     def spread(self, name: str, rows: np.ndarray) -> None:
-        """Give each sample the numbers of its subject, (numbers, subjects)."""
+        """Give each sample the numbers of its subject, (subjects, numbers)."""
         self.subjects.spread(rows, out=self.known[name])
 
 
@@ -123,7 +129,7 @@ class PopulationObjective:
         self._recipe = programs.Recipe(split.covariance.n, deviance_of(error, method), method == "FO")
         self._trained = [*network.trainable, (split.network, split.size)]
         self._idle: list[Arrays] = []
-        self._start = np.zeros((split.covariance.n, subjects.count))
+        self._start = np.zeros((subjects.count, split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient, infinite and NaN where no subject's effects are found.
@@ -182,7 +188,7 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        return self._with_arrays(theta, lambda point: point.modes.effects.T.copy())
+        return self._with_arrays(theta, lambda point: point.effects.copy())
 
     def gradients(self, theta: Any) -> np.ndarray:
         """The gradient of each subject's value, (subjects, n_params).
@@ -250,7 +256,7 @@ class PopulationObjective:
             value = float(point.values.sum())
             if not math.isfinite(value):
                 return math.inf, np.full(self.n_params, np.nan)
-            self._start = point.modes.effects
+            self._start = point.effects
             return value, point.gradient()
 
     def _over_processes(self, numbers: np.ndarray) -> np.ndarray:
@@ -278,12 +284,13 @@ class Point:
         if not (self.recipe.deviance.interaction or self.recipe.linear):
             typical = arrays.run("typical", x=self.subjects.without_effects(self.recipe.effects))
             arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)
-        self.modes: Modes = find_modes(self._terms, self.precision, start)
-        exact = self.recipe.deviance.exact
-        half = 0.5 * self.modes.hessian(self.precision) if exact else self.modes.half_expected(self.precision)
-        self.root = matrices.cholesky(half)
-        own = 2.0 * np.log(np.diag(self.factor)).sum()
-        self.values: np.ndarray = self.modes.values(self.precision) + own + matrices.log_determinant(self.root)
+        triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
+        arrays.subject["precision"][...] = triangle
+        self.effects, self.sums, self._has_rows = find_modes(self._newton, start)
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
+        found = arrays.run("laplace")
+        self.inverse = found["inverse"].copy()
+        self.values: np.ndarray = found["value"][:, 0] + 2.0 * np.log(np.diag(self.factor)).sum()
 
     def gradient(self) -> np.ndarray:
         """The gradient of the sum of all values."""
@@ -292,7 +299,7 @@ class Point:
         g, errors = found["g"], found.get("errors")
         if "dat" in found:
             g = g + self._typical_pullback(found["dat"])
-        parts = [g, self._by_covariance().sum(0)]
+        parts = [g, self._by_covariance(self._by_precision.sum(0), self.subjects.count)]
         parts += [] if errors is None else [errors.sum(0) * self.errors]
         return np.concatenate(parts)
 
@@ -305,31 +312,42 @@ class Point:
             return np.array([self._alone(k) for k in range(self.subjects.count)])
         if "dat" in found:
             return np.array([self._alone(k) for k in range(self.subjects.count)])
-        parts = [self.subjects.sums(found["j"]).T, self._by_covariance()]
-        parts += [self.subjects.sums(found["errors"]).T * self.errors] if "errors" in found else []
+        parts = [self.subjects.sums(found["j"]), self._by_covariance(self._by_precision, 1)]
+        parts += [self.subjects.sums(found["errors"]) * self.errors] if "errors" in found else []
         return np.concatenate(parts, axis=1)
 
     def _prepare(self) -> None:
         """Give the programs S and w."""
-        arrays, modes = self.arrays, self.modes
-        arrays.spread("effects", modes.effects)
-        self.inverse = matrices.inverse(self.root)
-        arrays.spread("inverse", np.array([self.inverse[i, j] for i, j in programs.pairs(modes.n)]))
-        self.w = np.zeros_like(modes.effects)
+        arrays = self.arrays
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
+        arrays.subject["inverse"][...] = self.inverse
+        arrays.spread("effects", self.effects)
+        arrays.spread("inverse", self.inverse)
+        if programs.keeps_rows(self.recipe):
+            if not self._has_rows:
+                arrays.run("terms")
+            self._has_rows = True
         if not self.recipe.linear:
-            slopes = self.subjects.sums(arrays.run("curvature")["slopes"])
-            self.w = matrices.solve(matrices.cholesky(modes.hessian(self.precision)), slopes)
-        arrays.spread("w", self.w)
+            arrays.subject["slopes"][...] = self.subjects.sums(arrays.run("curvature")["slopes"])
+        found = arrays.run("implicit")
+        arrays.spread("w", found["w"])
+        self._by_precision = found["by_precision"]
 
-    def _terms(self, effects: np.ndarray) -> np.ndarray:
-        self.arrays.spread("effects", effects)
-        return self.subjects.sums(self.arrays.run("terms")["sums"])
+    def _newton(self, effects: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        arrays = self.arrays
+        arrays.spread("effects", effects)
+        sums = self.subjects.sums(arrays.run("terms")["sums"])
+        arrays.subject["effects"][...], arrays.subject["sums"][...] = effects, sums
+        found = arrays.run("newton")
+        return sums, found["step"].copy(), found["fall"][:, 0].copy(), found["value"][:, 0].copy()
 
-    def _by_covariance(self) -> np.ndarray:
-        """The gradients by the covariance's numbers, (subjects, numbers)."""
-        e, w = self.modes.effects, self.w
-        by_precision = self.inverse + e[:, None] * e[None] - w[:, None] * e[None] - e[:, None] * w[None]
-        slopes = self.precision - self.precision @ np.moveaxis(by_precision, -1, 0) @ self.precision
+    def _by_covariance(self, by_precision: np.ndarray, subjects: int) -> np.ndarray:
+        """The gradients by the covariance's numbers of sums over so many subjects, from those by the precision."""
+        n = len(self.precision)
+        q = np.empty((*by_precision.shape[:-1], n, n))
+        for k, (i, j) in enumerate(programs.pairs(n)):
+            q[..., i, j] = q[..., j, i] = by_precision[..., k]
+        slopes = subjects * self.precision - self.precision @ q @ self.precision
         return self.split.covariance.pulled(self.numbers, slopes)
 
     def _typical_pullback(self, cotangent: np.ndarray) -> np.ndarray:
@@ -346,8 +364,9 @@ class Point:
             arrays.known[name][...] = self.arrays.known[name]
         twin = object.__new__(Point)
         vars(twin).update(vars(self), subjects=own, arrays=arrays)
-        twin.modes = Modes(*(each[..., subject : subject + 1] for each in vars(self.modes).values()))
-        twin.root = self.root[..., subject : subject + 1]
+        for name in ("effects", "sums", "inverse"):
+            setattr(twin, name, getattr(self, name)[subject : subject + 1])
+        arrays.subject["precision"][...] = self.arrays.subject["precision"]
         rows = self.subjects.rows(subject)
         arrays.known["at"][...] = self.arrays.known["at"][rows]
         return twin.gradient()

@@ -1,54 +1,65 @@
-"""Many small symmetric matrices at once: entries first, (n, n, many), so that each operation is one on long rows."""
+"""Small symmetric matrices as lists of lists of symbols or arrays: each operation is one on all subjects at once."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
-from chains.population.programs import pairs
+from chains.expr import log, sqrt
+
+Matrix = list[list[Any]]
 
 
-def full(upper: np.ndarray, n: int) -> np.ndarray:
-    """The matrices (n, n, many) of upper triangles, (n (n + 1) / 2, many)."""
-    found = np.empty((n, n, upper.shape[-1]))
-    for k, (i, j) in enumerate(pairs(n)):
-        found[i, j] = found[j, i] = upper[k]
+def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
+    """The sum of the products; 0 for none."""
+    products = [x * y for x, y in zip(a, b, strict=True)]
+    return sum(products[1:], products[0]) if products else 0.0
+
+
+def symmetric(upper: Sequence[Any], n: int) -> Matrix:
+    """The matrix of an upper triangle, row by row."""
+    entries, found = iter(upper), [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i, n):
+            found[i][j] = found[j][i] = next(entries)
     return found
 
 
-def cholesky(a: np.ndarray) -> np.ndarray:
-    """The lower factors; NaN where a matrix is not positive definite."""
+def upper(a: Matrix) -> list[Any]:
+    """The upper triangle, row by row."""
+    return [a[i][j] for i in range(len(a)) for j in range(i, len(a))]
+
+
+def cholesky(a: Matrix) -> Matrix:
+    """The lower factor; NaN from the first pivot on that is not positive."""
     n = len(a)
-    factor = np.zeros_like(a)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for j in range(n):
-            rest = a[j:, j] - (factor[j:, :j] * factor[j, :j]).sum(1)
-            pivot = np.where(rest[0] > 0.0, rest[0], np.nan)
-            factor[j:, j] = rest / np.sqrt(pivot)
+    factor: Matrix = [[0.0] * n for _ in range(n)]
+    for j in range(n):
+        factor[j][j] = sqrt(a[j][j] - dot(factor[j][:j], factor[j][:j]) if j else a[j][j])
+        for i in range(j + 1, n):
+            rest = a[i][j] - dot(factor[i][:j], factor[j][:j]) if j else a[i][j]
+            factor[i][j] = rest / factor[j][j]
     return factor
 
 
-def solve(factor: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The solutions, (n, many), of L L' x = b."""
-    n = len(b)
-    x = np.empty_like(b)
+def solve(factor: Matrix, b: Sequence[Any]) -> list[Any]:
+    """The solution of L L' x = b."""
+    n, x = len(factor), list(b)
     for i in range(n):
-        x[i] = (b[i] - (factor[i, :i] * x[:i]).sum(0)) / factor[i, i]
+        x[i] = ((x[i] - dot(factor[i][:i], x[:i])) if i else x[i]) / factor[i][i]
     for i in reversed(range(n)):
-        x[i] = (x[i] - (factor[i + 1 :, i] * x[i + 1 :]).sum(0)) / factor[i, i]
+        below = [factor[k][i] for k in range(i + 1, n)]
+        x[i] = ((x[i] - dot(below, x[i + 1 :])) if below else x[i]) / factor[i][i]
     return x
 
 
-def inverse(factor: np.ndarray) -> np.ndarray:
-    """The inverses of L L', (n, n, many)."""
-    n, many = len(factor), factor.shape[-1]
-    found = np.empty_like(factor)
-    for k in range(n):
-        column = np.zeros((n, many))
-        column[k] = 1.0
-        found[:, k] = solve(factor, column)
-    return found
+def inverse(factor: Matrix) -> Matrix:
+    """The inverse of L L'."""
+    columns = [solve(factor, [1.0 if i == k else 0.0 for i in range(len(factor))]) for k in range(len(factor))]
+    return [[columns[max(i, j)][min(i, j)] for j in range(len(factor))] for i in range(len(factor))]
 
 
-def log_determinant(factor: np.ndarray) -> np.ndarray:
-    """log det L L', (many,)."""
-    return 2.0 * np.log(np.einsum("iik->ik", factor)).sum(0)
+def log_determinant(factor: Matrix) -> Any:
+    """log det L L'."""
+    logs = [log(factor[i][i]) for i in range(len(factor))]
+    return 2.0 * sum(logs[1:], logs[0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.layers import Append
-from chains.network import executables
+from chains.network.agreement import agreement
 from chains.network.network import network_of
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
@@ -196,7 +196,7 @@ class PopulationModel:
         comm : communicator of mpi4py, optional
             Each process passes its own subjects; values and gradients are those of all.
         """
-        with executables.agreement(comm) as processes:
+        with agreement(comm) as processes:
             check_word("method", method, *METHODS)
             found = self.data(x, y, subjects)
             made = PopulationObjective(network_of(self.net), self._split, self.error, method, found, processes)
@@ -205,29 +205,34 @@ class PopulationModel:
             return made
 
     def fit(
-        self, x: Any, y: Any, subjects: Any = None, *, theta: Any = None, method: str = "FOCEI", gtol: float = 1e-4,
-        maxiter: int = 500, seed: int = 0, comm: Any = None, progress: bool | None = None,
+        self, x: Any, y: Any, subjects: Any = None, *, method: str = "FOCEI", theta: Any = None, gtol: float = 1e-4,
+        ftol: float = 1e-9, maxiter: int = 500, seed: int = 0, comm: Any = None, progress: bool | None = None,
     ) -> PopulationFit:  # fmt: skip
-        """Minimise the objective by BFGS, in units in which the subjects' gradients are about equally informative.
+        """Minimise the objective by BFGS, in units of standard errors, which the subjects' gradients estimate.
 
         Parameters
         ----------
-        x, y, subjects, method, comm
+        x, y, subjects, method
             As of `objective`.
         theta : array, shape (n_params,), optional
             The start. By default ``model.init(seed=seed)``.
         gtol : float
             The method has converged when the gradient's largest entry is at most this, in units of standard errors.
+        ftol : float
+            It has also converged when an iteration lowers the value by at most `ftol` times the value. The steps of an `ODE`
+            with step control change the value by about its `rtol`.
         maxiter : int
             The largest number of iterations.
         seed : int
             The seed of the start.
+        comm : communicator of mpi4py, optional
+            As of `objective`.
         progress : bool, optional
             Whether to show a bar.
         """
         objective = self.objective(x, y, subjects, method=method, comm=comm)
         theta = self.init(seed=seed) if theta is None else self.checked(theta)
-        best, found = descend(objective, theta, gtol, maxiter, progress)
+        best, found = descend(objective, theta, (gtol, ftol), maxiter, progress)
         return PopulationFit(self, objective, best, found.fun, found.success, found.message, found.nit, found.nfev)
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from chains.jets.series import ZERO, Index
 from chains.network.network import Network
 from chains.network.record import _node, _zero_frozen
 from chains.population.errors import Deviance
+from chains.population.matrices import Matrix, cholesky, dot, inverse, log_determinant, solve, symmetric, upper
 from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -41,19 +42,44 @@ class Recipe:
     linear: bool = False
 
 
-class Expansion:
+class Table:
+    """A recorder of formulas of measurements, `count` in each sample."""
+
+    def __init__(self, name: str, count: int, dtype: Any) -> None:
+        self.ops, self.count = Recorder(name, dtype), count
+
+    def record(self, outs: Sequence[View], views: Sequence[View], function: Any) -> None:
+        """Record a map whose results are zero where there is no measurement."""
+        weights = self.ops.external("weights", (self.count,), role="input", batched=True)
+        number = list(views).index(weights)
+
+        def masked(*values: Any) -> tuple[Any, ...]:
+            return tuple(where(values[number] == 0.0, 0.0, each) for each in function(values))
+
+        self.ops.map(tuple(outs), masked, *views)
+
+    def sums(self, name: str, length: int) -> tuple[list[View], Any]:
+        """Rows for numbers of each measurement, and a function that records their sums over each sample, an output."""
+        out = self.ops.external(name, (length,), role="output", batched=True)
+        if self.count == 1:
+            return [out.index(1, k).expand(-1) for k in range(length)], lambda: None
+        entries = self.ops.scratch(name, (length, self.count))
+        return [entries.index(1, k) for k in range(length)], lambda: self.ops.sum(out.expand(-1), entries)
+
+
+class Expansion(Table):
     """A recorder with the network's series by the effects: derivatives of each output as views and as formulas."""
 
     def __init__(self, name: str, network: Network, recipe: Recipe, order: int, dtype: Any) -> None:
         network.declaration.check_series()
+        super().__init__(name, math.prod(network.declaration.output_shape), dtype)
         self.network, self.recipe, self.order = network, recipe, order
-        self.ops = ops = Recorder(name, dtype)
-        n = recipe.effects
+        ops, n = self.ops, recipe.effects
         self.p = ops.external("p", (network.layout.size,), role="input")
         self.effects = ops.external("effects", (n,), role="input", batched=True)
         self.x = self._inputs()
         self.y = ops.scratch("y", network.declaration.output_shape)
-        self.count = math.prod(network.declaration.output_shape)
+        self.dx = ops.scratch("dx", network.declaration.input)
         self.g = ops.scratch("gradient", (network.layout.size,), batched=False)
         self.node = _node(ops, network, self.p, self.g)
         self.directions = [(i, i) for i in range(n)] + [(i, j) for i, j in pairs(n) if i < j] * (order > 1)
@@ -128,24 +154,6 @@ class Expansion:
     def at(self) -> View:
         return self.ops.external("at", (self.count,), role="input", batched=True)
 
-    def record(self, outs: Sequence[View], views: Sequence[View], function: Any) -> None:
-        """Record a map whose results are zero where there is no measurement."""
-        weights = self.ops.external("weights", (self.count,), role="input", batched=True)
-        number = list(views).index(weights)
-
-        def masked(*values: Any) -> tuple[Any, ...]:
-            return tuple(where(values[number] == 0.0, 0.0, each) for each in function(values))
-
-        self.ops.map(tuple(outs), masked, *views)
-
-    def sums(self, name: str, length: int) -> tuple[list[View], Any]:
-        """Rows for numbers of each measurement, and a function that records their sums over each sample, an output."""
-        out = self.ops.external(name, (length,), role="output", batched=True)
-        if self.count == 1:
-            return [out.index(1, k).expand(-1) for k in range(length)], lambda: None
-        entries = self.ops.scratch(name, (length, self.count))
-        return [entries.index(1, k) for k in range(length)], lambda: self.ops.sum(out.expand(-1), entries)
-
 
 @dataclass(frozen=True)
 class Symbols:
@@ -167,7 +175,7 @@ def terms(network: Network, recipe: Recipe, dtype: Any) -> Program:
     """
     expansion = Expansion("terms of subjects", network, recipe, 1 if recipe.linear else 2, dtype)
     views, sort = expansion.operands()
-    n, upper = recipe.effects, pairs(recipe.effects)
+    n, places = recipe.effects, pairs(recipe.effects)
 
     def function(values: Sequence[Any]) -> Iterator[Any]:
         each = sort(values)
@@ -176,22 +184,166 @@ def terms(network: Network, recipe: Recipe, dtype: Any) -> Program:
         positive = where(kappa < 0.0, 0.0, kappa) if recipe.deviance.exact else kappa
         yield each.slopes.rho()
         yield from (slope * a[i] for i in range(n))
-        yield from (curvature * a[i] * a[j] + slope * each.second.get((i, j), 0.0) for i, j in upper)
-        yield from (positive * a[i] * a[j] for i, j in upper)
+        yield from (curvature * a[i] * a[j] + slope * each.second.get((i, j), 0.0) for i, j in places)
+        yield from (positive * a[i] * a[j] for i, j in places)
 
-    rows, finish = expansion.sums("sums", 1 + n + 2 * len(upper))
+    rows, finish = expansion.sums("sums", 1 + n + 2 * len(places))
     expansion.record(rows, views, function)
     finish()
+    if keeps_rows(recipe):
+        kept = expansion.ops.external("rows", (1 + n + len(places), expansion.count), role="output", batched=True)
+
+        def derivatives(*values: Any) -> tuple[Any, ...]:
+            each = sort(values)
+            return (values[0], *each.first, *each.second.values())
+
+        expansion.ops.map(tuple(kept.index(1, k) for k in range(kept.sample_shape[0])), derivatives, *views)
     return expansion.ops.finish()
+
+
+def keeps_rows(recipe: Recipe) -> bool:
+    """Whether `curvature` works on the predictions and their first two derivatives that `terms` leaves in ``rows``."""
+    return not (recipe.linear or recipe.deviance.exact)
+
+
+class SubjectProgram:
+    """A recorder of formulas of subjects: a sample is a subject here, with its sums, effects and other rows."""
+
+    def __init__(self, name: str, recipe: Recipe, dtype: Any) -> None:
+        self.ops, self.recipe, self.n = Recorder(name, dtype), recipe, recipe.effects
+        self.views: list[View] = []
+
+    def rows(self, name: str, length: int) -> slice:
+        """The places of the symbols of an input."""
+        view = self.ops.external(name, (length,), role="input", batched=True)
+        self.views += [view.index(1, k) for k in range(length)]
+        return slice(len(self.views) - length, len(self.views))
+
+    def precision(self) -> slice:
+        """The places of the upper triangle of the inverse of Omega."""
+        view = self.ops.external("precision", (len(pairs(self.n)),), role="input")
+        self.views += [view.index(0, k) for k in range(len(pairs(self.n)))]
+        return slice(len(self.views) - len(pairs(self.n)), len(self.views))
+
+    def record(self, outs: dict[str, int], function: Any) -> Program:
+        """Record a map that fills these outputs of so many numbers."""
+        views = [self.ops.external(name, (length,), role="output", batched=True) for name, length in outs.items()]
+        columns = [view.index(1, k) for view in views for k in range(view.sample_shape[0])]
+        self.ops.map(tuple(columns), lambda *values: tuple(function(values)), *self.views)
+        return self.ops.finish()
+
+    def matrices(self, values: Sequence[Any], sums: slice, precision: slice) -> tuple[Matrix, Matrix, Matrix]:
+        """The Hessian matrix of l, half of its expected one, which is positive definite, and H."""
+        count = len(pairs(self.n))
+        own, p = values[sums], values[precision]
+        exact, expected = own[1 + self.n : 1 + self.n + count], own[1 + self.n + count :]
+        hessian = [a + 2.0 * b for a, b in zip(exact, p, strict=True)]
+        half = [a + b for a, b in zip(expected, p, strict=True)]
+        h = [0.5 * a for a in hessian] if self.recipe.deviance.exact else half
+        first, second, third = (symmetric(each, self.n) for each in (hessian, half, h))
+        return first, second, third
+
+
+def newton(recipe: Recipe, dtype: Any) -> Program:
+    """step = Newton's; fall = the promised one; value = l without log det Omega. Where the Hessian matrix is not positive
+    definite, the expected one takes its place.
+    """
+    program = SubjectProgram("Newton's steps", recipe, dtype)
+    n = recipe.effects
+    sums, effects = program.rows("sums", 1 + n + 2 * len(pairs(n))), program.rows("effects", n)
+    precision = program.precision()
+
+    def function(values: Sequence[Any]) -> list[Any]:
+        own, e = values[sums], values[effects]
+        pe = [dot(row, e) for row in symmetric(values[precision], n)]
+        slope = [a + 2.0 * b for a, b in zip(own[1 : 1 + n], pe, strict=True)]
+        hessian, half, _ = program.matrices(values, sums, precision)
+        factor = cholesky(hessian)
+        exact = solve(factor, slope)
+        other = [0.5 * each for each in solve(cholesky(half), slope)]
+        positive = factor[-1][-1] > 0.0  # NaN is not
+        step = [where(positive, -a, -b) for a, b in zip(exact, other, strict=True)]
+        return [*step, -0.5 * dot(slope, step), own[0] + dot(e, pe)]
+
+    return program.record({"step": n, "fall": 1, "value": 1}, function)
+
+
+def laplace(recipe: Recipe, dtype: Any) -> Program:
+    """value = l + log det H without log det Omega; inverse = the upper triangle of the inverse of H."""
+    program = SubjectProgram("values of subjects", recipe, dtype)
+    n, count = recipe.effects, len(pairs(recipe.effects))
+    sums, effects = program.rows("sums", 1 + n + 2 * count), program.rows("effects", n)
+    precision = program.precision()
+
+    def function(values: Sequence[Any]) -> list[Any]:
+        e = values[effects]
+        factor = cholesky(program.matrices(values, sums, precision)[2])
+        prior = dot(e, [dot(row, e) for row in symmetric(values[precision], n)])
+        return [values[sums][0] + prior + log_determinant(factor), *upper(inverse(factor))]
+
+    return program.record({"value": 1, "inverse": count}, function)
+
+
+def implicit(recipe: Recipe, dtype: Any) -> Program:
+    """w = the inverse Hessian matrix of l times slopes; by_precision = the total derived by the inverse of Omega, but for
+    log det Omega: S + e e' - w e' - e w', its upper triangle.
+    """
+    program = SubjectProgram("derivatives of effects", recipe, dtype)
+    n, count = recipe.effects, len(pairs(recipe.effects))
+    sums, effects = program.rows("sums", 1 + n + 2 * count), program.rows("effects", n)
+    slopes, inverses, precision = program.rows("slopes", n), program.rows("inverse", count), program.precision()
+
+    def function(values: Sequence[Any]) -> list[Any]:
+        e = values[effects]
+        w = solve(cholesky(program.matrices(values, sums, precision)[0]), values[slopes])
+        s = symmetric(values[inverses], n)
+        return [*w, *(s[i][j] + e[i] * e[j] - w[i] * e[j] - e[i] * w[j] for i, j in pairs(n))]
+
+    return program.record({"w": n, "by_precision": count}, function)
 
 
 def curvature(network: Network, recipe: Recipe, dtype: Any) -> Program:
-    """slopes = the gradient of log det H by the effects of each sample."""
+    """slopes = the gradient of log det H by the effects of each sample.
+
+    An exact H has second derivatives, of which third ones are needed: a pullback has them.
+    """
+    if keeps_rows(recipe):
+        return _curvature_of_rows(network, recipe, dtype)
     expansion = _adjoint("slopes of log det H", network, recipe, dtype, total=False)
     width = expansion.x.sample_shape[0]
     out = expansion.ops.external("slopes", (recipe.effects,), role="output", batched=True)
-    expansion.ops.copy(out, expansion.dx.slice(1, width - recipe.effects, width))  # type: ignore[attr-defined]
+    expansion.ops.copy(out, expansion.dx.slice(1, width - recipe.effects, width))
     return expansion.ops.finish()
+
+
+def _curvature_of_rows(network: Network, recipe: Recipe, dtype: Any) -> Program:
+    """The gradient of log det H where it is the sum of kappa a a': kappa' a (a' S a) + 2 kappa B S a."""
+    n, places, deviance = recipe.effects, pairs(recipe.effects), recipe.deviance
+    table = Table("slopes of log det H", math.prod(network.declaration.output_shape), dtype)
+    ops, count = table.ops, table.count
+    rows = ops.external("rows", (1 + n + len(places), count), role="input", batched=True)
+    inverses = ops.external("inverse", (len(places),), role="input", batched=True)
+    s = ops.external("s", (max(deviance.count, 1),), role="input")
+    at = [] if deviance.interaction else [ops.external("at", (count,), role="input", batched=True)]
+    views = [ops.external("weights", (count,), role="input", batched=True)]
+    views += [rows.index(1, k) for k in range(rows.sample_shape[0])]
+    views += [inverses.index(1, k).expand(-1) for k in range(len(places))]
+    views += [*(s.index(0, k) for k in range(deviance.count)), *at]
+
+    def function(values: Sequence[Any]) -> list[Any]:
+        rest = iter(values[1:])
+        f, a = next(rest), [next(rest) for _ in range(n)]
+        b, inverse = (symmetric([next(rest) for _ in places], n) for _ in range(2))
+        parameters = [next(rest) for _ in range(deviance.count)]
+        slopes = deviance.at(f, next(rest) if at else f, f, *parameters)
+        sa = [dot(row, a) for row in inverse]
+        first = slopes.kappa(F) * dot(a, sa)
+        return [first * a[i] + 2.0 * slopes.kappa() * dot(b[i], sa) for i in range(n)]
+
+    outs, finish = table.sums("slopes", n)
+    table.record(outs, views, function)
+    finish()
+    return ops.finish()
 
 
 def gradient(network: Network, recipe: Recipe, dtype: Any, *, each: bool = False) -> Program:
@@ -215,10 +367,10 @@ def _adjoint(name: str, network: Network, recipe: Recipe, dtype: Any, *, total: 
     """The pullback of log det H, or of the total: log det H + rho - w' (gradient of rho by the effects)."""
     exact = recipe.deviance.exact
     expansion = Expansion(name, network, recipe, 2 if exact else 1, dtype)
-    ops, jet, count, n, upper = expansion.ops, expansion.jet, expansion.count, recipe.effects, pairs(recipe.effects)
-    inverse = ops.external("inverse", (len(upper),), role="input", batched=True)
+    ops, jet, count, n, triangle = expansion.ops, expansion.jet, expansion.count, recipe.effects, len(pairs(recipe.effects))
+    inverses = ops.external("inverse", (triangle,), role="input", batched=True)
     w = ops.external("w", (n,), role="input", batched=True)
-    given = [inverse.index(1, k).expand(-1) for k in range(len(upper))]
+    given = [inverses.index(1, k).expand(-1) for k in range(triangle)]
     given += [w.index(1, k).expand(-1) for k in range(n)] if total else []
     views, sort = expansion.operands(*given)
     kept = [index for index in expansion.rows if index[1] == 2 or index[0] < n]
@@ -248,12 +400,10 @@ def _adjoint(name: str, network: Network, recipe: Recipe, dtype: Any, *, total: 
     expansion.record(outs, views, function)
     for end in finish:
         end()
-    dx = ops.scratch("dx", network.declaration.input)
     before = ops.pop_operations()
-    expansion.node.pullback(ops, expansion.x, expansion.y, dy, dx)
+    expansion.node.pullback(ops, expansion.x, expansion.y, dy, expansion.dx)
     pullback, ops.operations = ops.pop_operations(), before
     jet.record(pullback)
-    expansion.dx = dx  # type: ignore[attr-defined]
     return expansion
 
 
@@ -265,14 +415,14 @@ class Adjoint:
 
     def __init__(self, symbols: Symbols, recipe: Recipe, total: bool) -> None:
         n = recipe.effects
-        upper = pairs(n)
+        places = pairs(n)
         self.symbols, self.recipe, self.slopes, self.total = symbols, recipe, symbols.slopes, total
-        self.s = dict(zip(upper, symbols.more, strict=False))
-        self.w = symbols.more[len(upper) :]
+        self.s = dict(zip(places, symbols.more, strict=False))
+        self.w = symbols.more[len(places) :]
         a = symbols.first
-        self.sa = [sum((self.s[min(i, j), max(i, j)] * a[j] for j in range(1, n)), self.s[0, i] * a[0]) for i in range(n)]
-        self.asa = sum((a[i] * self.sa[i] for i in range(1, n)), a[0] * self.sa[0])
-        self.wa: Any = sum((w * each for w, each in zip(self.w, a, strict=True)), 0.0) if self.w and not recipe.linear else 0.0
+        self.sa = [dot([self.s[min(i, j), max(i, j)] for j in range(n)], a) for i in range(n)]
+        self.asa = dot(a, self.sa)
+        self.wa: Any = dot(self.w, a) if self.w and not recipe.linear else 0.0
         twice = [(1.0 if i == j else 2.0) * self.s[i, j] * b for (i, j), b in symbols.second.items()]
         self.trace: Any = sum(twice[1:], twice[0]) if recipe.deviance.exact else 0.0
 

@@ -61,8 +61,7 @@ class PopulationFit:
     @property
     def effects(self) -> np.ndarray:
         """The effects of each subject, (subjects, effects)."""
-        found: np.ndarray = self.point.modes.effects.T.copy()
-        return found
+        return self.point.effects.copy()
 
     def covariance(self, kind: str = "sandwich") -> np.ndarray:
         """The covariance of the flat vector's estimate, zero for frozen parameters.

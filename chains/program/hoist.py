@@ -52,7 +52,7 @@ class _Split:
         self.later = later
         self.totals: list[Reduce] = []  # sums over the steps, replaced by products after the loop
         moves = [view.loop_stride(self.depth) for operation in loop.body for view in operation.views]
-        self._backwards = min(moves, default=0) < 0 and max(moves) <= 0
+        self._backwards = min(moves, default=0) < 0
         self._views: dict[Buffer, list[View]] = {}
         for operation in loop.body:
             for view in operation.views:

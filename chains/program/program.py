@@ -48,6 +48,11 @@ class Program:
         return {buffer.name: buffer for buffer in self._used if buffer.role != "scratch"}
 
     @lazy
+    def _takes_ids(self) -> bool:
+        """Whether an input holds whole numbers."""
+        return any(buffer.dtype.kind == "i" for buffer in self.buffers.values())
+
+    @lazy
     def _largest(self) -> tuple[int, int]:
         """The bytes of the largest buffers in `buffers`: of fixed size, and per sample."""
         sizes = {batched: [b.nbytes for b in self.buffers.values() if b.batched == batched] for batched in (False, True)}

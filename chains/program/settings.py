@@ -7,8 +7,10 @@ once, serves all values. Zero and None are not settings: with them, operations a
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from types import FunctionType, NoneType
 from typing import Any, ClassVar, TypeVar
 
 from chains.expr import Expr
@@ -16,6 +18,7 @@ from chains.expr.scalar import PYTHON
 from chains.support.checks import is_real
 
 T = TypeVar("T")
+_PLAIN = frozenset((NoneType, bool, int, float, str, type, FunctionType))  # types of what holds no settings
 
 
 class Tunable:
@@ -41,15 +44,14 @@ class FrozenOnceRecorded:
 
 def freeze(thing: Any) -> None:
     """Make `thing` and its parts immutable; frozen dataclasses already are."""
-    if isinstance(thing, tuple):
-        for part in thing:
-            freeze(part)
+    kind: Any = type(thing)
+    if kind in _PLAIN:
         return
-    if type(thing).__setattr__ is FrozenOnceRecorded.__setattr__:
+    if kind.__setattr__ is FrozenOnceRecorded.__setattr__:
         vars(thing)["_chains_recorded"] = True
-    if is_dataclass(thing) and not isinstance(thing, type):
-        for _, value in _items(thing):
-            freeze(value)
+    for part in thing if isinstance(thing, tuple) else [getattr(thing, name) for name in field_names(kind)]:
+        if type(part) not in _PLAIN:
+            freeze(part)
 
 
 class Setting(Expr):
@@ -79,21 +81,31 @@ def evaluate(node: Expr, numbers: Sequence[float]) -> float:
 
 def structure(thing: Any) -> Hashable:
     """`thing` without the values of its settings: equal for all things that one program serves."""
-    if isinstance(thing, tuple):
-        return tuple(map(structure, thing))
-    if not _is_tunable(thing):
-        return thing
-    return type(thing), *(Setting if _is_setting(thing, name) else structure(value) for name, value in _items(thing))
+    return _taken_apart(thing, [])
 
 
 def numbers_of(thing: Any) -> list[float]:
     """The settings of `thing` in order."""
+    found: list[float] = []
+    _taken_apart(thing, found)
+    return found
+
+
+def _taken_apart(thing: Any, numbers: list[float]) -> Hashable:
+    """The structure of `thing`; its settings are appended to `numbers`."""
     if isinstance(thing, tuple):
-        return [number for part in thing for number in numbers_of(part)]
+        return tuple([part if type(part) in _PLAIN else _taken_apart(part, numbers) for part in thing])
     if not _is_tunable(thing):
-        return []
-    parts = ([float(value)] if _is_setting(thing, name) else numbers_of(value) for name, value in _items(thing))
-    return [number for part in parts for number in part]
+        kept: Hashable = thing
+        return kept
+    parts: list[Hashable] = [type(thing)]
+    for name in field_names(type(thing)):
+        value = getattr(thing, name)
+        if name in thing.settings and is_real(value) and value != 0:
+            numbers.append(float(value))
+            value = Setting
+        parts.append(value if type(value) in _PLAIN else _taken_apart(value, numbers))
+    return tuple(parts)
 
 
 def symbolic(thing: T, first: int = 0) -> T:
@@ -107,8 +119,9 @@ def symbolic(thing: T, first: int = 0) -> T:
     if not _is_tunable(thing):
         return thing
     twin = copy.copy(thing)
-    for name, value in _items(thing):
-        if _is_setting(thing, name):
+    for name in field_names(type(thing)):
+        value = getattr(thing, name)
+        if name in thing.settings and is_real(value) and value != 0:
             symbol: Any = Setting(f"{type(thing).__name__}.{name}", first)
             first += 1
         else:
@@ -122,10 +135,7 @@ def _is_tunable(thing: Any) -> bool:
     return isinstance(thing, Tunable) and is_dataclass(thing)
 
 
-def _is_setting(thing: Any, name: str) -> bool:
-    value = getattr(thing, name)
-    return name in thing.settings and is_real(value) and value != 0
-
-
-def _items(thing: Any) -> Iterator[tuple[str, Any]]:
-    return ((field.name, getattr(thing, field.name)) for field in fields(thing))
+@lru_cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass; none of another class."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

@@ -18,6 +18,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss, MSELoss, SquaredLoss
 from chains.network import checks
+from chains.network.call import Call, check_data
 from chains.network.network import check_net, network_of
 from chains.support import arguments, streams
 from chains.support.checks import check_count, check_flags, check_number
@@ -134,14 +135,15 @@ class Laplace:
 
     def _checked(self, x: Any, t: Any, weights: Any) -> dict[str, np.ndarray]:
         """The data by name. Raises TypeError or ValueError if they do not fit."""
-        declaration = network_of(self._net).declaration
-        data = checks.check_data(declaration, x, t, self._loss, weights, None)
+        call = Call(network_of(self._net), {"x": x, "t": t, "loss": self._loss, "weights": weights})
+        check_data(call)
+        data = call.data
         w = data.get("weights")
         if w is not None:
             arguments.check_finite(np.dtype(np.float64), weights=w)
             if not (w >= 0.0).all() or not w.any():
                 raise ValueError("`weights` must be zero or positive, and at least one of them positive")
-        arguments.check_finite(np.dtype(np.float64), t=checks.with_counted_targets(declaration, data)["t"])
+        arguments.check_finite(np.dtype(np.float64), t=checks.with_counted_targets(call.network.declaration, data)["t"])
         if isinstance(self._loss, CrossEntropyLoss) and data["t"].ndim > len(self._net.output_shape):
             t = data["t"] if w is None else data["t"][_at_targets(w, data["t"]).all(-1)]
             sums = np.asarray(t, np.float64).sum(-1)

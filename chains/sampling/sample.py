@@ -129,9 +129,7 @@ def sample(
     checks.check_order(network_of(net), p, x, "sample(net, p, x, t, loss, method)")
     if is_elsewhere(p):
         raise TypeError('`p` must be a NumPy array, got one on a GPU: pass p.get(), and give the network backend="cupy"')
-    rows = ensembles.check_members(
-        p if ensembles.is_ensemble(p) else arguments.check_params(p, net.n_params)[None], net.n_params
-    )
+    rows = ensembles.check_members(p if checks.is_ensemble(p) else arguments.check_params(p, net.n_params)[None], net.n_params)
     checks.check_loss(loss)
     check_is("method", method, HMC, "a sampler such as HMC(temperature=1e-4)")
     counts = check_count("draws", draws, 0), check_count("warmup", warmup, 0), check_count("thin", thin)

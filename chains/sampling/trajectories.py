@@ -12,6 +12,7 @@ from chains.chain import Chain
 from chains.expr import where
 from chains.losses import Loss
 from chains.network import executables
+from chains.network.call import Call
 from chains.network.network import network_of
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
@@ -88,9 +89,9 @@ class Trajectories:
     def __init__(self, posterior: Posterior, p: np.ndarray, finite: bool) -> None:
         net, self._temperature = posterior.net, posterior.temperature
         leapfrog = Leapfrog(1.0, self._temperature, 2.0)
-        given = posterior.x, posterior.t, posterior.loss, posterior.weights, posterior.penalty, posterior.lengths
         network = network_of(net)
-        members, criterion = member_problem(network, len(p), *given)
+        given = {name: getattr(posterior, name) for name in ("x", "t", "loss", "weights", "lengths", "penalty")}
+        members, criterion = member_problem(Call(network, given), len(p))
         data = arguments.to_device_of(p, dict(members.arrays), move=False)
         arguments.check_apart("p", p, data)
         if finite:

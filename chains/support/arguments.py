@@ -9,7 +9,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from chains.support.arrays import as_array
+from chains.support.arrays import REAL, as_array
 from chains.support.checks import check_count, takes
 from chains.support.memory import HOST, Memory, is_elsewhere, memory_of
 from chains.support.messages import counted, shown
@@ -26,7 +26,9 @@ def to_device_of(p: Any, data: dict[str, Any], *, move: bool = True) -> dict[str
     """
     place = memory_of(p)
     if place is HOST:
-        for name in (name for name, array in data.items() if is_elsewhere(array)):
+        for name, array in data.items():
+            if type(array) is np.ndarray or not is_elsewhere(array):
+                continue
             to_gpu, to_host = "pass cupy.asarray(p) to compute there", f"cupy.asnumpy({name})"
             raise TypeError(f"`{name}` is on the GPU and `p` in the computer's memory: {to_gpu}, or {to_host}")
         return data
@@ -39,9 +41,14 @@ def _native(array: np.ndarray) -> np.ndarray:
     return array if array.dtype.isnative and array.dtype.itemsize <= 8 else array.astype(np.float64)
 
 
+def array_of(name: str, value: Any) -> Any:
+    """As `as_array`, which NumPy's own arrays do not need."""
+    return value if type(value) is np.ndarray and value.dtype.kind in REAL else as_array(name, value)
+
+
 def check_params(p: Any, size: int) -> np.ndarray:
     """`p` as a flat parameter vector of `size` entries. Raises TypeError or ValueError for anything else."""
-    p = as_array("p", p)
+    p = array_of("p", p)
     if p.shape != (size,):
         parameters = counted(size, "parameter")
         raise ValueError(f"`p` must have shape ({size},), a vector of {parameters} of this network, got {p.shape}")
@@ -135,7 +142,7 @@ def check_input(x: Any, shape: tuple[int, ...], name: str = "x", what: str = "in
 
     Raises TypeError or ValueError for anything else.
     """
-    x = as_array(name, x)
+    x = array_of(name, x)
     if x.shape[1:] != shape or x.ndim == 0:
         wanted = ", ".join(["batch", *map(str, shape)])
         hint = _hint(x.shape, shape, name)

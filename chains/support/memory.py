@@ -51,8 +51,7 @@ class Host(Memory):
     def owns(self, array: Any) -> bool:
         return isinstance(array, np.ndarray)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return np.empty(shape, dtype)
+    empty = staticmethod(np.empty)  # type: ignore[assignment]
 
     def contiguous(self, array: Any, dtype: Any = None) -> Array:
         return np.ascontiguousarray(array, dtype).reshape(array.shape)

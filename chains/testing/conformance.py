@@ -131,7 +131,7 @@ Arrays = Mapping[str, np.ndarray]
 Checks = Iterator[tuple[str, Callable[[], float]]]  # the name of each case, and a function that returns its error
 
 
-def _checks() -> dict[str, Callable[[Backend], Checks]]:
+def _checks() -> Mapping[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
     return {"claims": _claims} | families | {
@@ -318,7 +318,7 @@ def _problem(backend: str | Backend, dtype: Any, kind: str) -> tuple[Chain, np.n
 
 def _trained(backend: str | Backend, dtype: Any, kind: str, optimizer: Any) -> dict[str, np.ndarray]:
     net, p, x, t = _problem(backend, dtype, kind)
-    state = {"state": net.init_state(dtype=dtype)} if net.n_state else {}
+    state: dict[str, Any] = {"state": net.init_state(dtype=dtype)} if net.n_state else {}
     history = train(net, p, x, t, SquaredLoss(), optimizer, epochs=3, batch_size=5, seed=SEED, **state)
     return {"p": p, "the losses": np.asarray(history.loss, np.float64)} | state
 
@@ -341,18 +341,21 @@ def _compared_training(backend: Backend, dtype: Any, kind: str, optimizer: Any, 
 
 def _members(backend: Backend) -> Checks:
     for dtype, allowed in _kinds(backend):
-        yield f"training, {dtype}", partial(_compared_members, backend, dtype, LONG * allowed)
+        for own in (False, True):
+            yield f"{'own' if own else 'shared'} data, {dtype}", partial(_compared_members, backend, dtype, LONG * allowed, own)
 
 
-def _compared_members(backend: Backend, dtype: Any, allowed: float) -> float:
-    """Networks trained in one call equal networks trained alone."""
+def _compared_members(backend: Backend, dtype: Any, allowed: float, own: bool) -> float:
+    """Networks trained in one call equal networks trained alone; with `own`, each on other data."""
     net, _, x, t = _problem(backend, dtype, "dense")
     rows = net.init_many(3, seed=5, dtype=dtype)
     alone = [row.copy() for row in rows]
-    trained = partial(train, net, x=x, t=t, loss=SquaredLoss(), optimizer=Adam(0.01), epochs=2, batch_size=5)
-    trained(p=rows, seed=[2] * len(rows))
-    for p in alone:
-        trained(p=p, seed=2)
+    data = [(x + dtype.type(own * number), t) for number in range(len(rows))]
+    trained = partial(train, net, loss=SquaredLoss(), optimizer=Adam(0.01), epochs=2, batch_size=5)
+    together = tuple(np.stack(arrays) for arrays in zip(*data, strict=True)) if own else (x, t)
+    trained(rows, *together, seed=[2] * len(rows))
+    for p, mine in zip(alone, data, strict=True):
+        trained(p, *mine, seed=2)
     return max(_share(row, p, allowed, f"member {number}") for number, (row, p) in enumerate(zip(rows, alone, strict=True)))
 
 

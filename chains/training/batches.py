@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,12 @@ import numpy as np
 from chains.data.batches import pass_from
 from chains.losses import Loss
 from chains.network import checks, ensembles, executables
+from chains.network.call import Call, state_of
 from chains.network.ensembles import Members
 from chains.network.network import Network
 from chains.network.record import Criterion
 from chains.penalties import Penalty
+from chains.program.program import Program
 from chains.support import arguments
 from chains.support.checks import check_count, whole
 from chains.support.messages import counted
@@ -28,23 +30,19 @@ SETTINGS = ("samples", "batch_size", "shuffle", "seed", "drop_last", "augment", 
 
 @dataclass(frozen=True)
 class ArrayBatches:
-    """Arrays by buffer name, the criterion to minimise on them, and what decides the batches of an epoch.
-
-    For an ensemble, `members` has the arrays, too, and the names of those with a row for each member.
-    """
+    """Arrays by buffer name, the criterion to minimise on them, and what decides the batches of an epoch."""
 
     arrays: dict[str, Any]
     criterion: Criterion
     batch_size: int
     drop_last: bool = False
     shuffle: bool = True
-    seed: int | Sequence[int] = 0
-    members: Members | None = None
+    seed: Any = 0
 
     @property
     def samples(self) -> int:
         """The number of samples; for an ensemble, of each member."""
-        return len(self.arrays["x"]) if self.members is None else self.members.samples
+        return len(self.arrays["x"])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,42 +53,63 @@ class ArrayBatches:
     @property
     def seeds(self) -> np.ndarray:
         """The seed of the network, shape (), or those of the members, shape (members,)."""
-        if self.members is not None and isinstance(self.seed, int):
-            return np.array(member_seeds(self.members.count, self.seed), np.uint64)
         return np.array(self.seed, np.uint64)
 
     def counted_numbers(self, network: Network) -> dict[str, Any]:
         """The arrays for checks of their numbers, without targets that do not count."""
-        if self.members is None:
-            return dict(checks.with_counted_targets(network.declaration, self.arrays))
+        return dict(checks.with_counted_targets(network.declaration, self.arrays))
+
+    def check_state(self, call: Call, program: Program) -> np.ndarray | None:
+        """The state, if the network has one. Raises TypeError or ValueError if it is missing or does not fit."""
+        return state_of(call, program, {"p": call.p, **self.arrays}).get("state")
+
+
+@dataclass(frozen=True)
+class MemberBatches(ArrayBatches):
+    """The batches of an ensemble: `members` has the arrays, too, and the names of those with a row for each member."""
+
+    members: Members = field(default_factory=lambda: Members(0))
+
+    @property
+    def samples(self) -> int:
+        return self.members.samples
+
+    @property
+    def seeds(self) -> np.ndarray:
+        seed = self.seed
+        return np.array(member_seeds(self.members.count, seed) if isinstance(seed, int) else seed, np.uint64)
+
+    def counted_numbers(self, network: Network) -> dict[str, Any]:
         return self.members.with_counted_targets(network.declaration)
 
+    def check_state(self, call: Call, program: Program) -> np.ndarray | None:
+        if call.state is None:
+            return state_of(call, program, {"p": call.p}).get("state")
+        ensembles.add_state(call, self.members, updated=True)
+        state: np.ndarray = self.members.arrays.pop("state")
+        return state
 
-def from_arrays(
-    network: Network, p: np.ndarray, x: Any, t: Any, loss: Loss, penalty: Penalty | None, *,
-    weights: Any, lengths: Any, batch_size: int | None, drop_last: bool, shuffle: bool, seed: int | Sequence[int],
-) -> ArrayBatches:  # fmt: skip
-    """The batches of these arguments of train. Raises TypeError or ValueError for data and settings that do not fit."""
+
+def from_arrays(call: Call, settings: Mapping[str, Any]) -> ArrayBatches:
+    """The batches of data, with these settings of train. Raises TypeError or ValueError for those that do not fit."""
+    x, p = call.x, call.p
     if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
-    members = None
     if p.ndim == 1:
-        arrays, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
+        arrays, criterion = executables.problem(call)
+        batches = ArrayBatches(arrays, criterion, **settings)
     else:
-        members, criterion = member_problem(network, len(p), x, t, loss, weights, penalty, lengths)
-        arrays = dict(members.arrays)
-    batch_size = _check_batch_size(network, members.samples if members else len(arrays["x"]), batch_size, drop_last)
-    arrays = arguments.to_device_of(p, arrays, move=False)
-    return ArrayBatches(arrays, criterion, batch_size, drop_last, shuffle, seed, members)
+        members, criterion = member_problem(call, len(p))
+        batches = MemberBatches(dict(members.arrays), criterion, **settings, members=members)
+    size = _check_batch_size(call.network, batches.samples, batches.batch_size, batches.drop_last)
+    return replace(batches, arrays=arguments.to_device_of(p, batches.arrays, move=False), batch_size=size)
 
 
-def member_problem(
-    network: Network, count: int, x: Any, t: Any, loss: Loss, weights: Any, penalty: Penalty | None, lengths: Any
-) -> tuple[Members, Criterion]:
+def member_problem(call: Call, count: int) -> tuple[Members, Criterion]:
     """The checked data of `count` members, and the criterion that each of them minimises."""
-    members = ensembles.check_data(network, count, x, t, loss, weights, lengths)
-    first = {"weights": None, "lengths": None} | members.of(0)
-    return members, executables.problem(network, **first, loss=loss, penalty=penalty)[1]
+    members = ensembles.check_data(call, Members(count))
+    first = Call(call.network, {**call.given, **members.of(0)})
+    return members, executables.problem(first)[1]
 
 
 def _check_batch_size(network: Network, samples: int, batch_size: int | None, drop_last: bool) -> int:
@@ -159,7 +178,6 @@ class SourceBatches:
     ) -> None:  # fmt: skip
         self.source, self.settings, self.seeds = source, position.data, np.array(position.data["seed"], np.uint64)
         self.arrays: dict[str, Any] = {}  # no data are known ahead
-        self.members = None
         self._network, self._p, self._loss, self._penalty, self._check_finite = network, p, loss, penalty, check_finite
         if position.source_epoch is not None and source_epoch(source) is not None:
             source.epoch = position.source_epoch
@@ -177,6 +195,10 @@ class SourceBatches:
     def counted_numbers(self, network: Network) -> dict[str, Any]:
         """Nothing: each batch is checked when it is taken."""
         return {}
+
+    def check_state(self, call: Call, program: Program) -> np.ndarray | None:
+        """As of `ArrayBatches`."""
+        return state_of(call, program, {"p": call.p}).get("state")
 
     @property
     def next_epoch(self) -> int | None:
@@ -206,7 +228,8 @@ class SourceBatches:
                 raise TypeError(f"`x` must yield batches (x, t) or (x, t, weights), got a {type(batch).__name__}")
             x, t, weights = (*batch, None)[:3]
             network = self._network
-            data, criterion = executables.problem(network, x, t, self._loss, weights, self._penalty)
+            given = {"x": x, "t": t, "loss": self._loss, "weights": weights, "penalty": self._penalty}
+            data, criterion = executables.problem(Call(network, given))
             network.check_batch(len(data["x"]))
             arguments.check_apart("p", self._p, data)
             if self._check_finite:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from chains.chain import Chain
+from chains.program.settings import numbers_of
 from chains.support.checks import whole
+from chains.support.memory import memory_of
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
+from chains.training.batches import MemberBatches, SourceBatches
 from chains.training.checkpoint_writer import CheckpointWriter
 from chains.training.ensemble_history import EnsembleHistory
-from chains.training.evaluator import Evaluator, name_of
+from chains.training.evaluator import name_of
 from chains.training.history import History
-from chains.training.interrupts import Interrupts
+from chains.training.plan import Plan
 from chains.training.processes import Processes
-from chains.training.steps import UNLIMITED_STEPS, Steps
+from chains.training.source_steps import SourceSteps
+from chains.training.steps import UNLIMITED_STEPS, ArraySteps, DividedSteps, MemberSteps, Steps
 
 
 @dataclass(frozen=True)
@@ -58,24 +62,24 @@ Callback = Callable[[TrainingState], str | dict[int, str] | None]
 
 
 class Run:
-    """Does `steps` and extends `history` until it has `epochs`; computes validation numbers and calls the callbacks.
+    """Does the steps of a plan and extends its history until it has all epochs; computes validation numbers, calls callbacks.
 
     Ctrl-C is answered between steps, and at any moment within users' functions.
     """
 
-    def __init__(
-        self, net: Chain, p: np.ndarray, state: np.ndarray | None, steps: Steps, history: History, epochs: int,
-        evaluator: Evaluator, callbacks: Sequence[Callback], progress: bool | None, interrupts: Interrupts,
-        writer: CheckpointWriter | None = None, processes: Processes | None = None,
-    ) -> None:  # fmt: skip
-        self._net, self._p, self._state = net, p, state
-        self._steps, self._history, self._epochs = steps, history, epochs
-        self._evaluator, self._callbacks, self._interrupts = evaluator, callbacks, interrupts
-        self._writer, self._processes = writer, processes
+    def __init__(self, plan: Plan) -> None:
+        given, history = plan.given, plan.history
+        self._plan, self._history, self._epochs = plan, history, given.epochs
+        self._evaluator, self._callbacks, self._interrupts = plan.evaluator, given.callbacks, plan.interrupts
+        self._processes = plan.processes
+        self._steps = steps = steps_of(plan)
         self._earlier_steps = history.steps
+        follows = self._processes is not None and not self._processes.first  # another process shows progress and writes
+        self._writer = None if given.checkpoint is None or follows else _writer(plan, steps)
         self._start = time.perf_counter() - history.position.seconds
         per_epoch = steps.per_epoch
-        self._bar = Progress(progress, None if per_epoch is None else epochs * per_epoch, "step")
+        total = None if per_epoch is None else self._epochs * per_epoch
+        self._bar = Progress(False if follows else given.progress, total, "step")
         self._tick = self._bar.update if self._bar.begun else None
         if self._tick is not None:
             self._tick(history.epochs * (per_epoch or 0) + steps.step)
@@ -152,7 +156,7 @@ class Run:
                 writer.write()
             if processes is None:
                 interrupts.check()
-        steps.check_parameters(self._p)
+        steps.check_parameters(self._plan.p)
 
     def _end_epoch(self) -> None:
         """Compute and record the validation numbers, and call the callbacks; unless the loss is not finite."""
@@ -199,7 +203,43 @@ class Run:
         self._history.position = self._steps.position(time.perf_counter() - self._start)
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(self._net, self._p, self._history.epochs, self._history, self._state)
+        plan = self._plan
+        return TrainingState(plan.given.net, plan.p, self._history.epochs, self._history, plan.state)
+
+
+def steps_of(plan: Plan) -> Steps:
+    """The steps of a plan, bound to its arrays. All processes agree on what they begin with."""
+    given, start, batches, processes, network = plan.given, plan.start, plan.batches, plan.processes, plan.given.network
+    bound = plan.step, plan.trained, given.optimizer, start.optimizer_state, start.position
+    advice = network.declaration.advice
+    if isinstance(batches, SourceBatches):
+        return SourceSteps(batches, *bound, advice=advice, allowed=plan.interrupts.allowed)
+    if isinstance(batches, MemberBatches):
+        assert isinstance(plan.history, EnsembleHistory)
+        return MemberSteps(plan.history, _optimizer_rows(plan), batches, *bound, advice=advice)
+    if processes is None:
+        return ArraySteps(batches, *bound, advice=advice)
+    steps = DividedSteps(processes.comm, batches, *bound, advice=advice)
+    settings = {"net": given.net, "frozen": network.trainable, "loss": given.loss, "penalty": given.penalty}
+    settings |= {"optimizer": given.optimizer, "epochs": given.epochs, "position": (steps.epoch, steps.step), **steps.settings}
+    processes.begin(settings, {"p": plan.p, "state": plan.state, **batches.arrays, **steps.optimizer_state})
+    return steps
+
+
+def _optimizer_rows(plan: Plan) -> dict[str, Any]:
+    """The inputs of a step for the numbers of the members' optimisers, a row for each; none if all share one."""
+    optimizers, criterion = plan.given.optimizers, plan.batches.criterion
+    if len(optimizers) == 1:
+        return {}
+    rows = [plan.step.program.tuned(numbers_of((criterion, optimizer))) for optimizer in optimizers]
+    return {name: memory_of(plan.p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}
+
+
+def _writer(plan: Plan, steps: Steps) -> CheckpointWriter:
+    given, start = plan.given, plan.start
+    return CheckpointWriter(
+        given.checkpoint, plan.watched, plan.p, plan.state, steps, plan.history, given.callbacks, start.run, start.saved
+    )
 
 
 def interrupted(history: History, processes: Processes | None = None) -> str:

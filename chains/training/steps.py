@@ -1,7 +1,7 @@
 """Training steps, bound to the parameters once. They keep their position: the epoch, and the step within it.
 
 One network, the members of an ensemble and several processes share this code. They differ in the number of rows of parameters,
-and in the samples of a batch that belong to this process.
+and in the samples of a batch that belong to this process: `MemberSteps` and `DividedSteps`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.expr.formulas import Replay, traced
-from chains.network.executables import part_arrays
+from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
-from chains.training.batches import ArrayBatches, SourceBatches
+from chains.training.batches import ArrayBatches, MemberBatches, SourceBatches
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.history import START, Position
 from chains.training.optimizer_state import State
@@ -96,8 +96,8 @@ class Steps(ABC):
         return math.isfinite(self.loss)
 
     def check(self) -> None:
-        """Raise FloatingPointError if the last loss is not finite; members of an ensemble end alone."""
-        if not self.sound and np.ndim(self.loss) == 0:
+        """Raise FloatingPointError if the last loss is not finite."""
+        if not self.sound:
             raise FloatingPointError(loss_text(self.loss, self.known, self._advice))
 
     def check_parameters(self, p: np.ndarray) -> None:
@@ -143,19 +143,15 @@ class _Part:
 class ArraySteps(Steps):
     """Steps through arrays in batches. The order of an epoch depends only on the seed and the number of the epoch.
 
-    With `comm`, this process takes its part of every batch; losses, parameters and state are the same on all processes. Steps
-    of an ensemble are those of each member; members that end are noted in its `history`. `rows` are the settings of its
-    optimisers, if they differ, a row for each member.
+    These are the steps of one network on this process. Subclasses are for members, and for processes that divide the batches.
     """
 
     def __init__(
         self, batches: ArrayBatches, executable: Executable, trained: Arrays, optimizer: Optimizer, optimizer_state: State,
-        position: Position = START, *, advice: str = "", comm: Any = None, history: EnsembleHistory | None = None,
-        rows: Arrays | None = None,
+        position: Position = START, *, advice: str = "",
     ) -> None:  # fmt: skip
         super().__init__(batches, executable, trained, optimizer, optimizer_state, position, advice)
-        self._batches, self._executable, self._comm = batches, executable, comm
-        self._trained, self._history, self._rows = trained, history, dict(rows or {})
+        self._batches, self._executable, self._trained = batches, executable, trained
         samples, batch_size, data = batches.samples, batches.batch_size, self._used(batches.arrays)
         self._whole_batch = batch_size == samples
         self._shuffled = batches.shuffle and not self._whole_batch
@@ -168,8 +164,7 @@ class ArraySteps(Steps):
         self._streams = Streams("order")
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
-            memory, buffers = memory_of(trained["p"]), self._program.buffers
-            own = self._columns(samples) if comm is not None else slice(None)
+            memory, buffers, own = memory_of(trained["p"]), self._program.buffers, self._columns(samples)
             self._shared |= {name: memory.contiguous(array[own], buffers[name].dtype) for name, array in data.items()}
             data = {}
         data = self._backend.sources(data)
@@ -190,25 +185,34 @@ class ArraySteps(Steps):
     def _part(self, data: State, batch: int, first: int, steps: int) -> _Part:
         """The part of these steps, each on `batch` samples, after the `first` steps of an epoch."""
         start = self._batches.batch_size * first
-        stop, order = first + steps, self._order[:, start : start + steps * batch]
-        backend, shared, share = self._backend, self._shared, order[0]
-        if self._history is not None:
-            assert self._batches.members is not None
-            own = {*self._batches.members.own, *self._trained, *self._rows, "moments", "step", "random"}
-            shared = {name: array for name, array in shared.items() if name != "value"} | self._used(self._rows)
-            return _Part(backend.member_feed(self._program, batch, shared, data, order, own), batch, first, stop, share)
-        count = batch
-        if self._comm is not None:
-            columns = self._columns(batch)
-            count = columns.stop - columns.start
-            shared = {**shared, **part_arrays(self._comm, self._executable, batch, columns.start, shared["p"])}
-            share = share.reshape(-1, batch)[:, columns].ravel()
-        return _Part(backend.feed(backend.bind(self._program, count, shared), data, share), batch, first, stop, share)
+        feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
+        return _Part(feed, batch, first, first + steps, share)
+
+    # What differs for members and processes
+
+    def _feed(self, data: State, batch: int, order: np.ndarray) -> tuple[Any, np.ndarray]:
+        """The feed of steps on batches in this order, and the samples of this process."""
+        share = order[0]
+        return self._backend.feed(self._backend.bind(self._program, batch, self._shared), data, share), share
 
     def _columns(self, batch: int) -> slice:
         """The places in a batch of this process's samples."""
-        rank, size = self._comm.rank, self._comm.size
-        return slice(batch * rank // size, batch * (rank + 1) // size)
+        return slice(None)
+
+    def _share_out(self) -> None:
+        """Take this process's samples of a new order."""
+
+    def _run(self, feed: Any, first: int, losses: np.ndarray) -> int:
+        """Do one step for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
+        done: int = feed(first, losses)
+        self.loss = float(losses[done - 1])
+        return done
+
+    def _epoch_means(self, losses: np.ndarray) -> list[Any]:
+        """The means of epochs along the last axis of `losses`."""
+        return losses.tolist()
+
+    # What is the same
 
     def advance(self, epochs: int, steps: int, chunk: int | None = None) -> int:
         if self.finished:
@@ -240,11 +244,7 @@ class ArraySteps(Steps):
         for seed, row in self._order_of_seed:
             row[...] = self._sorted
             self._streams(seed, self.epoch).shuffle(row)
-        if self._comm is not None:
-            for part in self._parts:
-                start, columns = self._batches.batch_size * part.first, self._columns(part.batch)
-                order = self._order[0, start : start + (part.stop - part.first) * part.batch]
-                part.share.reshape(part.stop - part.first, -1)[...] = order.reshape(-1, part.batch)[:, columns]
+        self._share_out()
         self._ordered = self.epoch
 
     def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
@@ -252,52 +252,95 @@ class ArraySteps(Steps):
         count = self._rates.good(self._first_step + self.done, losses.shape[-1])
         start = time.perf_counter()
         with self._backend.running():
-            done = feed(first, losses[:count]) if self._history is None else self._do_members(feed, first, losses[:, :count])
+            done = self._run(feed, first, losses[..., :count])
         elapsed = time.perf_counter() - start
         self.done += done
         self.known = self.done
-        self.loss = float(losses[done - 1]) if self._history is None else losses[:, done - 1].copy()
         self.chunk = max(1, min(16 * self.chunk, int(done * RUN_SECONDS / (elapsed + 1e-9))))
         self._chunks[self._batches.batch_size] = self.chunk
         return done
 
-    def _do_members(self, feed: Any, first: int, losses: np.ndarray) -> int:
-        """Do these steps of the members that still train; one whose loss is not finite ends."""
-        assert self._history is not None
-        history, running = self._history, self._history.running
-        losses[...] = np.nan
-        done = feed(first, losses, running)
-        for member, count in zip(running.tolist(), done.tolist(), strict=True):
-            losses[member, count:] = np.nan
-            if not np.isfinite(loss := losses[member, count - 1]):
-                epochs = count if self._whole_batch else self.step + count == self.per_epoch
-                history.end(member, history.epochs + epochs, loss_text(loss, self.done + count, self._advice))
-        return int(done.max())
-
-    @property
-    def sound(self) -> bool:
-        return math.isfinite(self.loss) if self._history is None else len(self._history.ended) < self._history.members
-
-    def check_parameters(self, p: np.ndarray) -> None:
-        if self._history is None:
-            return super().check_parameters(p)
-        for member in self._history.running.tolist():
-            if text := parameter_text(p[member], self.done):
-                self._history.end(member, self._history.epochs, text)
-        return None
-
     def _means(self) -> list[Any]:
         if self._whole_batch:  # one or more epochs
-            return self._losses.tolist() if self._history is None else list(self._losses.T.copy())
+            return self._epoch_means(self._losses)
         total: Any = sum(self._losses[..., part.first : part.stop].sum(-1) * part.batch for part in self._parts)
         mean = total / sum((part.stop - part.first) * part.batch for part in self._parts)
-        return [float(mean) if self._history is None else mean]
+        return self._epoch_means(mean[..., None])
 
     def position(self, seconds: float = 0.0) -> Position:
         if not self.step and not seconds:
             return self._between
         losses = self._losses[..., : self.step].copy() if self.step else START.losses
         return Position(self.step, losses, None, self.settings, seconds)
+
+
+class DividedSteps(ArraySteps):
+    """Steps of several processes: this one takes its part of every batch. Losses, parameters and state are the same on all."""
+
+    def __init__(self, comm: Any, *given: Any, **settings: Any) -> None:
+        self._comm = comm
+        super().__init__(*given, **settings)
+
+    def _columns(self, batch: int) -> slice:
+        rank, size = self._comm.rank, self._comm.size
+        return slice(batch * rank // size, batch * (rank + 1) // size)
+
+    def _feed(self, data: State, batch: int, order: np.ndarray) -> tuple[Any, np.ndarray]:
+        columns = self._columns(batch)
+        own = part_arrays(self._comm, self._executable, batch, columns.start, self._shared["p"])
+        share = order[0].reshape(-1, batch)[:, columns].ravel()
+        binding = self._backend.bind(self._program, columns.stop - columns.start, {**self._shared, **own})
+        return self._backend.feed(binding, data, share), share
+
+    def _share_out(self) -> None:
+        for part in self._parts:
+            start, columns = self._batches.batch_size * part.first, self._columns(part.batch)
+            order = self._order[0, start : start + (part.stop - part.first) * part.batch]
+            part.share.reshape(part.stop - part.first, -1)[...] = order.reshape(-1, part.batch)[:, columns]
+
+
+class MemberSteps(ArraySteps):
+    """Steps of each member of an ensemble. One that ends is noted in the `history`.
+
+    `rows` are the settings of the members' optimisers, if they differ, a row for each member.
+    """
+
+    def __init__(self, history: EnsembleHistory, rows: Arrays, batches: MemberBatches, *given: Any, **settings: Any) -> None:
+        self._history, self._rows, self._own = history, rows, batches.members.own
+        super().__init__(batches, *given, **settings)
+
+    def _feed(self, data: State, batch: int, order: np.ndarray) -> tuple[Any, np.ndarray]:
+        own = {*self._own, *self._trained, *self._rows, "moments", "step", "random"}
+        shared = {name: array for name, array in self._shared.items() if name != "value"} | self._used(self._rows)
+        return self._backend.member_feed(self._program, batch, shared, data, order, own), order[0]
+
+    def _run(self, feed: Any, first: int, losses: np.ndarray) -> int:
+        history, running, before = self._history, self._history.running, self.done
+        losses[...] = np.nan
+        done = feed(first, losses, running)
+        for member, count in zip(running.tolist(), done.tolist(), strict=True):
+            losses[member, count:] = np.nan
+            if not np.isfinite(loss := losses[member, count - 1]):
+                epochs = count if self._whole_batch else self.step + count == self.per_epoch
+                history.end(member, history.epochs + epochs, loss_text(loss, before + count, self._advice))
+        most = int(done.max())
+        self.loss = losses[:, most - 1].copy()
+        return most
+
+    @property
+    def sound(self) -> bool:
+        return len(self._history.ended) < self._history.members
+
+    def check(self) -> None:
+        """Nothing: members end alone."""
+
+    def check_parameters(self, p: np.ndarray) -> None:
+        for member in self._history.running.tolist():
+            if text := parameter_text(p[member], self.done):
+                self._history.end(member, self._history.epochs, text)
+
+    def _epoch_means(self, losses: np.ndarray) -> list[Any]:
+        return list(losses.T.copy())
 
 
 class Rates:

@@ -9,32 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import Executable
 from chains.chain import Chain
 from chains.losses import Loss
-from chains.network import checks, ensembles, executables
-from chains.network.network import Network, network_of
-from chains.network.record import Criterion
 from chains.optimizers import Optimizer
 from chains.penalties import Penalty
-from chains.program.settings import numbers_of, structure
-from chains.support import arguments
-from chains.support.checks import check_count, check_flags, check_is, with_hints
-from chains.support.memory import memory_of
-from chains.support.messages import counted, shown
-from chains.training.batches import ArrayBatches, SourceBatches, check_source, from_arrays, source_epoch, source_settings
-from chains.training.checkpoint import Checkpoint, as_checkpoint
-from chains.training.checkpoint_writer import CheckpointWriter, watched_quantity
-from chains.training.ensemble_history import EnsembleHistory
-from chains.training.evaluator import Evaluator, Metric
+from chains.support.checks import with_hints
+from chains.training.checkpoint import Checkpoint
+from chains.training.evaluator import Metric
 from chains.training.folder_lock import FolderLock
 from chains.training.history import History
-from chains.training.interrupts import Interrupts
-from chains.training.processes import check_divided, processes_of
+from chains.training.plan import Given, check, check_arguments
+from chains.training.processes import processes_of
 from chains.training.resume import Resume, begin
 from chains.training.run import Callback, Run, interrupted
-from chains.training.source_steps import SourceSteps
-from chains.training.steps import ArraySteps, Steps
 
 
 @with_hints
@@ -128,159 +115,25 @@ def train(
     OSError
         If the first checkpoint of a new run cannot be written. Later failures are warnings.
     """
+    arguments = dict(locals())
     with processes_of(comm) as processes, ExitStack() as held:
-        # The arguments, one by one.
-        network = network_of(net)
-        checks.check_order(network, p, x, "train(net, p, x, t, loss, optimizer)")
-        p, seed, optimizers = _check_trained(network, p, seed, optimizer, comm)
-        optimizer = optimizers[0]
-        checks.check_loss(loss)
-        check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3)")
-        arguments.check_functions("callbacks", callbacks, "functions to call with a `TrainingState`", 1)
-        arguments.check_functions("metrics", metrics, "functions of targets and outputs", 2)
-        epochs = check_count("epochs", epochs, 0)
-        check_flags(shuffle=shuffle, drop_last=drop_last, check_finite=check_finite)
-        if progress is not None:
-            check_flags(progress=progress)
-        checkpoint = as_checkpoint(checkpoint)
-        if checkpoint is not None and (processes is None or processes.first):
-            held.enter_context(FolderLock(checkpoint.folder))
+        given = Given(arguments)
+        check_arguments(given)
+        if given.checkpoint is not None and (processes is None or processes.first):
+            held.enter_context(FolderLock(given.checkpoint.folder))
         # The history to extend, the state of the optimiser, and the position to continue from.
-        start = begin(net, p, loss, optimizer, resume, checkpoint)
+        start = begin(net, given.p, loss, given.optimizer, resume, given.checkpoint)
         history = start.history
         try:
-            # The batches, and the program of a step on them.
-            batches: ArrayBatches | SourceBatches
-            if t is None:
-                decided = {"batch_size": batch_size, "shuffle": not shuffle, "drop_last": drop_last}
-                check_source(x, p, comm, **decided, weights=weights, lengths=lengths)
-                position = start.position_in(source_settings(x, seed), source_epoch(x))
-                batches = SourceBatches(
-                    x, network, p, loss, penalty,
-                    epochs=epochs - history.epochs, position=position, check_finite=check_finite,
-                )  # fmt: skip
-            else:
-                batches = from_arrays(
-                    network, p, x, t, loss, penalty,
-                    weights=weights, lengths=lengths, batch_size=batch_size, drop_last=drop_last, shuffle=shuffle, seed=seed,
-                )  # fmt: skip
-                position = start.position_in(batches.settings)
-                if processes is not None:
-                    check_divided(batches, optimizer, processes.comm.size)
-                if lengths is not None and isinstance(validation, (tuple, list)) and (*validation, None)[2] is None:
-                    raise ValueError("`validation` must be (x, t, lengths) with `lengths`: its samples would have none")
-            step = executables.training_step(network, p, batches.criterion, optimizer, parallel=processes is not None)
-            # The checks that need the program or the data.
-            state = _check_state(network, p, step, state, batches)
-            evaluator = Evaluator(net, p, state, loss, penalty, validation, metrics, history)
-            trained, read = {"p": p} if state is None else {"p": p, "state": state}, {**batches.arrays, **evaluator.arrays}
-            for name, array in trained.items():
-                arguments.check_apart(name, array, read)
-            if check_finite:
-                numbers = {**batches.counted_numbers(network), **evaluator.counted_numbers()}
-                arguments.check_finite(p.dtype, **start.vectors(p, state), **numbers)
-            names = ["loss", *evaluator.names, "seconds"]
-            start.check_columns(names)
-            watched = "" if checkpoint is None else watched_quantity(checkpoint, names)
-            # From here on, things are written.
-            for callback in callbacks:
-                if hasattr(callback, "begin"):
-                    callback.begin(names)
-            start.load_callbacks(callbacks)
-            start.restore(p, state)
-            # The step is bound to the arrays, and the run does it until the epochs are over.
-            interrupts, advice = Interrupts(), network.declaration.advice
-            steps: Steps
-            if isinstance(batches, SourceBatches):
-                steps = SourceSteps(
-                    batches, step, trained, optimizer, start.optimizer_state, position,
-                    advice=advice, allowed=interrupts.allowed,
-                )  # fmt: skip
-            else:
-                steps = ArraySteps(
-                    batches, step, trained, optimizer, start.optimizer_state, position,
-                    advice=advice, comm=None if processes is None else processes.comm,
-                    history=history if isinstance(history, EnsembleHistory) else None,
-                    rows=_optimizer_rows(p, step, batches.criterion, optimizers),
-                )  # fmt: skip
-            if processes is not None:
-                settings: dict[str, Any] = {"net": net, "frozen": network.trainable, "loss": loss, "penalty": penalty}
-                settings |= {"optimizer": optimizer, "epochs": epochs, "position": (steps.epoch, steps.step), **steps.settings}
-                processes.begin(settings, {"p": p, "state": state, **batches.arrays, **steps.optimizer_state})
-                if not processes.first:
-                    checkpoint, progress = None, False
-            writer = None
-            if checkpoint is not None:
-                writer = CheckpointWriter(checkpoint, watched, p, state, steps, history, callbacks, start.run, start.saved)
-            Run(net, p, state, steps, history, epochs, evaluator, callbacks, progress, interrupts, writer, processes).go()
+            plan = check(given, start, processes)
+            plan.begin()
+            Run(plan).go()
         except KeyboardInterrupt as error:
             if processes is not None:
                 processes.leave(error)
-            start.restore(p, state)
+            start.restore(given.p, given.state)
             history.stopped = history.stopped or interrupted(history, processes)
         except FloatingPointError as error:
             error.history = history  # type: ignore[attr-defined]
             raise
         return history
-
-
-def _check_trained(network: Network, p: Any, seed: Any, optimizer: Any, comm: Any) -> tuple[np.ndarray, Any, list[Optimizer]]:
-    """These arguments of train: `p`, the seed or a list of seeds, and a list of one optimiser or one for each member.
-
-    Raises TypeError or ValueError if they do not fit.
-    """
-    if not ensembles.is_ensemble(p):
-        p, seed = arguments.check_trained(p, network.n_params), arguments.check_seed(seed)
-        return p, seed, [optimizer]
-    if comm is not None:
-        raise ValueError("`comm` is for one network: the members of an ensemble need no messages, divide them instead")
-    p = ensembles.check_members(p, network.n_params, trained=True)
-    return p, _seeds(seed, len(p)), _optimizers(optimizer, len(p))
-
-
-def _seeds(seed: Any, count: int) -> int | list[int]:
-    if not isinstance(seed, (list, tuple, range, np.ndarray)):
-        return arguments.check_seed(seed, f", or one for each of {counted(count, 'member')}")
-    _check_count("seed", seed, count)
-    return [arguments.check_seed(each.item() if isinstance(each, np.generic) else each) for each in seed]
-
-
-def _optimizers(optimizer: Any, count: int) -> list[Optimizer]:
-    if not isinstance(optimizer, (list, tuple)):
-        check_is("optimizer", optimizer, Optimizer, "an optimiser such as Adam(1e-3), or one for each member")
-        return [optimizer]
-    _check_count("optimizer", optimizer, count)
-    first = optimizer[0]
-    for number, each in enumerate(optimizer):
-        check_is(f"optimizer[{number}]", each, Optimizer, "an optimiser such as Adam(1e-3)")
-        if structure(each) != structure(first):
-            raise ValueError(
-                f"`optimizer` must hold optimisers that differ in numbers alone, none of them zero, since all share one "
-                f"program: optimizer[{number}] is {each!r}, but optimizer[0] is {first!r}"
-            )
-    return list(optimizer)
-
-
-def _check_count(name: str, given: Any, count: int) -> None:
-    if len(given) != count:
-        raise ValueError(f"`{name}` (={shown(given)}) must be one, or one for each of {counted(count, 'member')}")
-
-
-def _check_state(
-    network: Network, p: np.ndarray, step: Executable, state: Any, batches: ArrayBatches | SourceBatches
-) -> np.ndarray | None:
-    """The state, if the network has one. Raises TypeError or ValueError if it is missing or does not fit."""
-    members = batches.members
-    if members is None or state is None:
-        arrays = {"p": p} if members is not None else {"p": p, **batches.arrays}
-        return executables.state_for(network, step.program, state, p.dtype, arrays).get("state")
-    ensembles.add_state(members, network, state, p, True)
-    return members.arrays.pop("state")
-
-
-def _optimizer_rows(p: np.ndarray, step: Executable, criterion: Criterion, optimizers: list[Optimizer]) -> dict[str, Any]:
-    """The inputs of a step for the numbers of the members' optimisers, a row for each; none if all share one."""
-    if len(optimizers) == 1:
-        return {}
-    rows = [step.program.tuned(numbers_of((criterion, optimizer))) for optimizer in optimizers]
-    return {name: memory_of(p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}

@@ -85,6 +85,16 @@ def test_ensembles_have_the_bits_of_their_members():
     assert_close(rows[1], alone, 1e-12)
 
 
+def test_members_with_separate_data_are_trained_on_them():
+    x, t, results = RNG.normal(size=(2, 23, 3)), RNG.normal(size=(2, 23, 2)), []
+    for backend in ("torch:cpu", "numpy"):
+        net = net_on(backend)
+        rows = net.init_many(2, seed=5, dtype=np.float64)
+        train(net, rows, x, t, LOSS, Adam(1e-2), epochs=2, batch_size=5)
+        results.append(rows)
+    assert_close(*results, 1e-12)
+
+
 def test_training_resumes_with_identical_bits(tmp_path):
     whole, _ = trained("torch:cpu")
     net = net_on("torch:cpu")
@@ -124,7 +134,10 @@ def test_a_pickled_network_has_its_library_and_device():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("torch:cuda:99", "array library 'torch' cannot be used on the device 'cuda:99'"),
+        ("torch:cuda:99", "array library 'torch' cannot be used on the device 'cuda:99': there is 'torch:cpu'"),
+        ("torch:foo", "on the device 'foo': there is 'torch:cpu'[a-z0-9:', and]*$"),
+        ("numpy:cuda", "on the device 'cuda': there is 'numpy:cpu'$"),
+        ("array_api_strict:foo", "on the device 'foo': there is .*CPU_DEVICE"),
         ("missing_library:cpu", "array library 'missing_library' cannot be used"),
         ("math:cpu", "array library 'math' cannot be used"),
     ],

@@ -335,6 +335,15 @@ class Unstepped(NumpyBackend):
         return super().feed(binding, sources, np.zeros_like(order))
 
 
+class Copying(NumpyBackend):
+    """A feed that copies data sets when it is made, and never again."""
+
+    name = "copying"
+
+    def feed(self, binding, sources, order):
+        return super().feed(binding, {name: array.copy() for name, array in sources.items()}, order)
+
+
 class Noisy(NumpyBackend):
     """Rounds otherwise at each binding, within what is allowed."""
 
@@ -357,6 +366,7 @@ class Noisy(NumpyBackend):
         (Careless, "bad input"),
         (Forgetful, "operations: copy and fill"),
         (Unstepped, "training"),
+        (Copying, "members"),
         (Noisy, "networks"),
         (Shared, "threads"),
         (Widened, "claims"),

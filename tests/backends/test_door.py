@@ -129,7 +129,7 @@ def test_unknown_names_are_refused_with_the_known_ones(door):
 
 def test_a_library_without_the_device_is_refused_with_names_that_work():
     pytest.importorskip("torch")
-    with pytest.raises(ValueError, match=r"'torch' cannot be used on the device 'cpuu'.*; choose one such as 'torch:cpu'"):
+    with pytest.raises(ValueError, match=r"'torch' cannot be used on the device 'cpuu': there is 'torch:cpu'"):
         net_on("torch:cpuu")
 
 

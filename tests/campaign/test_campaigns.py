@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tests.house.test_contributing import OPERATIONS
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sends signals to threads")
 
-from tests.campaign import drawn, exported, imports, kernels, programs, watched  # noqa: E402
+from tests.campaign import drawn, durations, exported, imports, kernels, mutants, programs, watched  # noqa: E402
 
 COUNTS = {
     "programs": 12,
@@ -103,3 +104,56 @@ def test_crashes_and_failures_are_counted_and_gone_past(tmp_path, monkeypatch):
     assert "ended with -11" in tally.failures[3]
     assert "AssertionError at crashing.py:8: five" in tally.failures[5]
     assert tally.notes == ["that was all"]
+
+
+# Mutants
+
+
+def test_a_mutant_depends_on_its_number_and_differs_from_the_source():
+    for number in range(8):
+        mutant, text = mutants.drawn(SEED, number)
+        assert mutants.drawn(SEED, number) == (mutant, text)
+        ast.parse(text)
+        source = (running.ROOT / mutant.file).read_text()
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(source))
+        changed = [k for k, pair in enumerate(zip(source.splitlines(), text.splitlines(), strict=False), 1) if len({*pair}) > 1]
+        assert changed[0] >= mutant.line
+
+
+def test_what_is_changed():
+    code = "def f(a: int = 3) -> None:\n    if not a < 2:\n        a += 1\n    raise ValueError(1 + 2)\n"
+    found = {mutants.mutated(code, node, new) for node, new in mutants.changes(code)}
+    wanted = [("3", "(4)"), ("not a < 2", "(False)"), ("not a < 2", "(True)"), ("not a < 2", "(a < 2)"), ("a < 2", "(a <= 2)")]
+    wanted += [("< 2", "< (3)"), ("a += 1", "pass"), ("+= 1", "+= (2)")]
+    assert found == {code.replace(old, new, 1) for old, new in wanted}
+
+
+def test_the_nearest_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
+    mutant = mutants.Mutant(0, "layers", "a.py", 1, "x", "y")
+    (tmp_path / "a.py").write_text("x")
+    ran = []
+
+    def passes(place, arguments):
+        ran.append((place / "a.py").read_text())
+        return len(ran) < 2
+
+    monkeypatch.setattr(mutants, "passes", passes)
+    assert mutants.judged(mutant, "y", tmp_path, ["room", "quick", "all"], "0").found_by == "quick"
+    assert ran == ["y", "y"]
+    assert (tmp_path / "a.py").read_text() == "x"
+    assert mutants.table([mutant]).splitlines()[1].split() == ["layers", "0", "1", "0", "0"]
+
+
+def test_every_room_has_tests():
+    rooms = {mutants.room_of(path) for path in (running.ROOT / "chains").rglob("*.py")}
+    assert mutants.TESTS.keys() <= rooms
+    assert [folder for room in rooms for folder in mutants.folders_of(room) if not (running.ROOT / folder).is_dir()] == []
+    page = (running.ROOT / "CONTRIBUTING.md").read_text()
+    for room in mutants.TESTS:
+        name = "backends/*.py" if room == "backends/" else room if room.endswith(".py") else f"{room}/"
+        row = f"| `chains/{name}` | {', '.join(f'`{folder}`' for folder in mutants.folders_of(room))} |"
+        assert row in page, f"CONTRIBUTING.md, The tests of each room, needs the row {row}"
+
+
+def test_cases_that_fit():
+    assert [durations.fitting(each) for each in ([0.1, 0.1], [0.125] * 6, [0.1, 0.3], [1.0])] == [2, 2, 1, 0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -84,14 +83,6 @@ def object_code(made: Interface, target: str) -> bytes:
     """An object file for one family of targets."""
     targets = targets_of(target)
     return Objects(made, targets).code(targets)
-
-
-def tool(name: str) -> str:
-    """The path of a program; the test is skipped where there is none."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
 
 
 def data(case: Case, n: int, dtype: str) -> tuple[int, dict[str, np.ndarray]]:

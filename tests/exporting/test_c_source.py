@@ -14,8 +14,9 @@ from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, 
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
-from tests.exporting.support import Functions, data, interface, tool, whole_calls
+from tests.exporting.support import Functions, data, interface, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
+from tests.tools import tool
 
 pytestmark = pytest.mark.few(4)
 
@@ -49,6 +50,8 @@ def compare(functions, n, arrays, error):
                 assert abs(array - wanted).max(initial=0.0) <= error * max(1.0, abs(wanted).max(initial=0.0)), (call.name, name)
 
 
+# A case whose functions take single samples: GCC warned of memory that no sample fills.
+@pytest.mark.few(4, always=lambda case: case.name == "GroupNorm-one-group")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_results_are_those_of_numpy(case, tmp_path):
     dtype = ("float32", "float64")[crc32(case.name.encode()) % 2]

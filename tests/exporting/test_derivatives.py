@@ -11,11 +11,12 @@ import pytest
 
 import chains
 from chains import GRU, LSTM, BatchNorm, CausalConv, Chain, Dense, relu, tanh
-from tests.exporting.support import compare, data, interface, loaded, tool
+from tests.exporting.support import compare, data, interface, loaded
 from tests.exporting.test_c_source import built
 from tests.exporting.test_c_source import compare as compare_c
 from tests.exporting.test_files import undefined
 from tests.harness import LAYERS
+from tests.tools import tool
 
 ALL = ("jvp", "jacobian", "hessian")
 NET = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))

@@ -12,7 +12,8 @@ import chains
 from chains import Adam, BatchNorm, Chain, Conv, Dense, Embedding, Flatten, MaxPool, SquaredLoss, activation, tanh
 from chains.exporting.libraries import archive
 from chains.exporting.targets import TARGETS, targets_of
-from tests.exporting.support import interface, loaded, object_code, tool
+from tests.exporting.support import interface, loaded, object_code
+from tests.tools import tool
 
 NET = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
 POOLED = Chain(Conv(1, 2, 3), MaxPool(3, stride=1), Flatten(), Dense(32, 2), input_shape=(1, 8, 8))

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.exporting.support import tool
-from tests.mpi import POLITE
+from tests.tools import POLITE, fortran_mpi_fault, tool
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hosts" / "make.py"
 
@@ -32,7 +31,8 @@ def on_ranks(ranks, program, *arguments, folder, threads=1):
 
 @pytest.fixture(scope="module")
 def example():
-    tool("gfortran"), tool("mpif90")
+    if reason := fortran_mpi_fault():
+        pytest.skip(reason)
     return runpy.run_path(str(EXAMPLE))
 
 

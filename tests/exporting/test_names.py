@@ -10,7 +10,7 @@ import pytest
 import chains
 from chains import BatchNorm, Chain, Dense, Equations, Layer
 from chains.exporting.names import MAX_LINE, MAX_NAME, check_lengths, constants
-from tests.exporting.support import tool
+from tests.tools import tool
 
 
 class Named(Layer):

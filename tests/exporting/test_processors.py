@@ -18,8 +18,9 @@ import pytest
 
 from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.header import ctype, header_text
-from tests.exporting.support import data, interface, loaded, tool, whole_calls
+from tests.exporting.support import data, interface, loaded, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES
+from tests.tools import emulator_fault, tool
 
 from chains.exporting.objects import Objects  # isort: skip
 from chains.exporting.targets import targets_of  # isort: skip
@@ -188,7 +189,8 @@ def program_of(folder, target, cases):
 @pytest.mark.parametrize("target", SYSTEMS)
 def test_kernels_compute_what_numpy_computes(target, tmp_path, request):
     system = SYSTEMS[target]
-    tool(system.compiler[0]), tool(system.emulator[0])
+    if reason := emulator_fault(system.compiler, system.emulator):
+        pytest.skip(reason)
     cases = CASES if request.config.getoption("--all-cases") else CASES[:: 96 if system.alone else 48]
     if system.alone:  # LLVM 22 ends the process by an assertion there
         cases = [case for case in cases if not re.search("Attention|Transformer", case.name)]

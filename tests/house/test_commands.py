@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import runpy
 import shlex
@@ -24,6 +25,7 @@ from benchmarks.studies import first_call, ports
 from chains import tanh
 from tests.data.test_sequences import write_imdb
 from tests.house.test_examples import write_cifar10, write_mnist
+from tests.tools import fortran_mpi_fault, mpiexec, tool
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -78,11 +80,13 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
+    "benchmarks.studies.way": ("", {}),
     "benchmarks.gpu": ("--plan", {}),
     "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
     "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
+    "benchmarks.studies.population": ("--subjects 3 --seconds 1e-6", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
@@ -94,6 +98,10 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.updates": ("--sizes 20 --threads 1 --seconds 0.01", {}),
 }  # fmt: skip
 NEEDS = {"benchmarks.studies.estimators": "sklearn", "benchmarks.gpu.kernels": "nvidia"}  # packages that the tests' extra lacks
+TOOLS_NEEDED = {
+    "benchmarks.studies.export": ("gcc",),
+    "benchmarks.studies.control": ("gcc",),
+}
 RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
@@ -220,12 +228,19 @@ def test_smallest_forms_run(key, data, same_threads, tmp_path, monkeypatch, capf
     module, *rest = key.split()
     if module in NEEDS:
         pytest.importorskip(NEEDS[module])
+    for name in TOOLS_NEEDED.get(module, ()):
+        tool(name)
+    if module == "benchmarks.studies.hosts" and (reason := fortran_mpi_fault()):
+        pytest.skip(reason)
+    if module == "benchmarks.studies.scaling":
+        mpiexec()
     arguments, constants = SMALLEST[key]
     for name, value in constants.items():
         folder = "benchmarks" if name.startswith("__main__") else module.rpartition(".")[0] or "benchmarks.problems"
         monkeypatch.setattr(f"{folder}.{name}", value)
     monkeypatch.setattr(machine, "sgemm_rates", lambda: RATES)
     monkeypatch.setattr(sys, "argv", [module, *(word for word in rest if word != "--accuracy"), *arguments.split()])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))  # for its processes
     monkeypatch.chdir(tmp_path)
     if module == "benchmarks.studies.export":
         runpy.run_module(module, run_name="__main__")

@@ -37,6 +37,7 @@ FLOORS = [
     ["losses", "minimize"],
     ["residuals"],
     ["network"],
+    ["objectives"],
     ["chain"],
     ["training", "models", "exporting"],
     ["solving"],

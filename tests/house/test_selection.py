@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests import selection
-from tests.harness import Case
+from tests.harness import ACTIVATION_CASES, BACKENDS, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES, Case
+
+ROOT = Path(__file__).parents[2]
 
 
 def calls(**parameters):
@@ -68,6 +73,47 @@ def test_one_case_after_the_other():
     assert order == ["case 0", "case 0", "case 1", "case 1", "case 2", "case 2"]
 
 
+def test_a_test_that_takes_long_runs_fewer():
+    many = calls(k=range(50), backend_name=["numpy", "native"])
+    found = selection.chosen(many, None, 3)
+    assert len(found) == 3
+    assert {call.id for call in found} <= {call.id for call in selection.chosen(many, None)}
+    assert {call.params["backend_name"] for call in found} == {"numpy", "native"}
+    assert selection.chosen(many, few(7), 0) == []
+    assert len(selection.chosen(many, few(7), 9)) == 7
+    assert [call.id for call in selection.chosen(many, few(7), many[30].id)] == [many[30].id]
+
+
+def test_tests_that_take_long_are_there():
+    lines = [line for line in selection.LIST.read_text().splitlines() if not line.startswith("#")]
+    assert lines == sorted(lines), "sort the lines of tests/thorough.txt"
+    assert len(lines) == len(selection.remaining()), "a test has one line in tests/thorough.txt"
+    known = {
+        f"{path.relative_to(ROOT)}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    gone = sorted(selection.remaining().keys() - known)
+    assert gone == [], "tests/thorough.txt names tests that are gone: take out their lines"
+
+
+def test_the_quick_cases_have_everything_on_each_backend():
+    """Gradients of each layer, activation, loss and penalty, and a training with each optimizer."""
+    files = ["tests/layers/test_gradients.py", "tests/optimizers/test_optimizers.py"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-n", "0", "-o", "addopts=-q", *files]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    gradients = re.findall(r"::test_gradient_is_a_central_difference\[(.*)\]", text)
+    for backend in BACKENDS:
+        here = [name for name in gradients if f"-{backend}-" in name]
+        for cases in (LAYERS, OWN_LAYERS, ACTIVATION_CASES, LOSS_CASES, PENALTY_CASES):
+            subjects: dict[object, list[str]] = {}
+            for case in cases:
+                subjects.setdefault(str(case.subject), []).append(case.name)
+            missing = [key for key, names in subjects.items() if not any(f"-{n}-" in id for n in names for id in here)]
+            assert missing == [], f"no quick case on {backend}"
+    assert [name for name in OPTIMIZERS if f"-{name}]" not in text and f"[{name}" not in text] == []
+
+
 # The date
 
 CLOCK = {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"}  # of the module `time`
@@ -85,7 +131,7 @@ def dated(text):
 
 
 def test_no_module_asks_for_the_date():
-    sources = [path for path in Path(__file__).parents[1].rglob("*.py") if path.name != Path(__file__).name]
+    sources = [path for path in (ROOT / "tests").rglob("*.py") if path.name != Path(__file__).name]
     assert {path.name: dated(path.read_text()) for path in sources if dated(path.read_text())} == {}
 
 

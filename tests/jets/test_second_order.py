@@ -44,7 +44,7 @@ def test_normal_equations_do_not_depend_on_blocks(backend, monkeypatch):
     objective, p = net.objective(X, T, MSELoss(), weights=WEIGHTS), net.init(seed=1, dtype=np.float64)
     j, r = objective.jacobian(p), objective.residuals(p)
     for nbytes in (1 << 25, 8 * net.n_params * 2 * 7):
-        monkeypatch.setattr("chains.network.second_order.BLOCK_BYTES", nbytes)
+        monkeypatch.setattr("chains.objectives.second_order.BLOCK_BYTES", nbytes)
         value, g, matrix = objective.normal_equations(p)
         assert value == pytest.approx(0.5 * r @ r, rel=1e-12)
         np.testing.assert_allclose(g, j.T @ r, atol=1e-13)
@@ -132,7 +132,7 @@ def test_residuals_of_differential_equations(backend, weights, monkeypatch):
         step = 1e-5 * np.eye(net.n_params)[k]
         wanted = (objective.residuals(p + step) - objective.residuals(p - step)) / 2e-5
         np.testing.assert_allclose(j[:, k], wanted, rtol=1e-7, atol=1e-8)
-    monkeypatch.setattr("chains.network.second_order.BLOCK_BYTES", 8 * net.n_params * 2 * 7)
+    monkeypatch.setattr("chains.objectives.second_order.BLOCK_BYTES", 8 * net.n_params * 2 * 7)
     np.testing.assert_allclose(objective.residuals(p), r, rtol=1e-11, atol=1e-14)
     found, gradient, matrix = objective.normal_equations(p)
     assert found == pytest.approx(value, rel=1e-12)

@@ -247,3 +247,17 @@ def test_the_result_can_be_printed():
     lines = repr(minimize(lambda p: (float(p @ p), 2 * p), np.ones(300))).splitlines()
     assert [line.split(":")[0].strip() for line in lines] == ["message", "success", "fun", "jac", "nit", "nfev", "x"]
     assert lines[-1].endswith("an array of float64, shape (300,)")
+
+
+@every_method
+def test_a_search_that_fails_returns_the_lowest_point_it_saw(method):
+    """The gradient says that the function falls everywhere, so no point has the slope of a minimum."""
+    seen = []
+
+    def lies(p):
+        seen.append(abs(float(p[0]) - 0.3))
+        return seen[-1], np.full(1, -1.0)
+
+    found = minimize(lies, np.zeros(1), method, maxiter=1)
+    assert len(seen) > 5
+    assert found.fun == min(seen) < seen[0]

@@ -10,7 +10,7 @@ import pytest
 
 from chains import Chain, Dense, MSELoss, SquaredLoss, minimize, tanh
 from chains.minimize import rows
-from chains.network.fits import MAX_RESIDUALS
+from chains.objectives.fits import MAX_RESIDUALS
 from chains.residuals.problem import ResidualProblem, Term
 
 METHODS = ["LM", "BFGS", "SSBroyden", "L-BFGS"]

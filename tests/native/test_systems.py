@@ -23,7 +23,7 @@ from chains.backends.native.llvm.target import Processor
 from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import MEMBERS, STEPS, gather
 from chains.exporting.targets import TARGETS
-from tests.exporting.support import tool
+from tests.tools import tool
 
 AVX2 = Processor("avx2", 32, 16, "haswell", "")
 SYSTEMS = {  # name: triple, processor, `sys.platform`

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, get_overloads, get_type_hints
+
 import numpy as np
 import pytest
 
@@ -409,3 +411,13 @@ def test_objective_in_training_mode_drops(net, data):
         for mode, seed in (("train", 1), ("train", 2), ("eval", 1))
     ]
     assert len(set(values)) == 3
+
+
+# Types
+
+
+@pytest.mark.parametrize("name", ["init", "init_many", "init_state"])
+def test_type_checkers_know_the_arrays_of_the_host(name):
+    hints = [get_type_hints(each) for each in get_overloads(getattr(Chain, name))]
+    assert [hint["return"] for hint in hints] == [np.ndarray, Any]
+    assert hints[1]["device"] is str

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies import optimisers
-from chains.network.minimize_with_scipy import FiniteFunction
+from chains.objectives.minimize_with_scipy import FiniteFunction
 
 optimize = pytest.importorskip("scipy.optimize")
 METHODS = ["BFGS", "CG", "L-BFGS-B", "TNC", "SLSQP", "Newton-CG", "trust-constr"]

@@ -108,7 +108,8 @@ def test_equal_structures_have_equal_programs(case):
         structure = network_of(net).structure()
     except Unknown:
         assert any(
-            part in repr(net) for part in ("Double", "Boost", "DyUser", "Outer", "Repeat", "Decay", "Stacked", "Monotone")
+            part in repr(net)
+            for part in ("Double", "Boost", "DyUser", "Outer", "Repeat", "Decay", "Stacked", "Monotone", "Shooting")
         )
         return
     assert network_of(pickle.loads(pickle.dumps(net))).structure() == structure
@@ -209,11 +210,11 @@ class Named(Boost):
 def test_different_networks_are_not_confused(name):
     wanted = []
     for net in DIFFERENT[name]():
-        programs.RECORDED.clear()
+        programs.forget()
         wanted.append(gradient(net).tobytes())
     assert len(set(wanted)) == 2
     for order in (1, -1):
-        programs.RECORDED.clear()
+        programs.forget()
         assert [gradient(net).tobytes() for net in DIFFERENT[name]()[::order]] == wanted[::order]
 
 

@@ -176,14 +176,18 @@ def test_frozen_parameters_stay():
     assert errors["0.v"] > 0.0
 
 
-newborns_here = pytest.mark.skipif(not newborns.HERE, reason="CHAINS_DATA has no folder population")
+@pytest.fixture
+def phenobarbital():
+    study = pytest.importorskip("benchmarks.studies.population")
+    data = study.newborns(newborns.FOLDER)
+    net = Chain(study.Bolus((data[0].shape[1] - 3) // 2))
+    return PopulationModel(net, study.VARIANCES, Proportional(study.ERROR)), data
 
 
-@newborns_here
-def test_the_newborns_have_the_published_objectives():
-    x, y, number = newborns.read()
-    model = PopulationModel(newborns.network(x), newborns.START_EFFECTS, Proportional(newborns.START_ERROR))
-    objective = model.objective(x, y, number)
+@newborns.here
+def test_the_newborns_have_the_published_objectives(phenobarbital):
+    model, data = phenobarbital
+    objective = model.objective(*data)
     theta = model.vector(newborns.ESTIMATE, np.diag(newborns.ESTIMATE_VARIANCES), [newborns.ESTIMATE_ERROR])
     with open(newborns.FOLDER / "phenobarbital-foce.csv") as file:
         published = np.array([[*map(float, row.values())] for row in csv.DictReader(file)])
@@ -193,17 +197,15 @@ def test_the_newborns_have_the_published_objectives():
     assert abs(objective(theta)[0] - 586.27606) < 1e-4
 
 
-@newborns_here
-def test_the_newborns_have_the_published_estimates():
-    x, y, number = newborns.read()
-    model = PopulationModel(newborns.network(x), newborns.START_EFFECTS, Proportional(newborns.START_ERROR))
-    fit = model.fit(x, y, number)
+@newborns.here
+def test_the_newborns_have_the_published_estimates(phenobarbital):
+    model, data = phenobarbital
+    fit = model.fit(*data)
     assert fit.value <= 586.2761
     assert fit.success
     wanted = [*newborns.ESTIMATE, *newborns.ESTIMATE_VARIANCES, newborns.ESTIMATE_ERROR]
     np.testing.assert_allclose([*fit.estimates().values()], wanted, rtol=1e-3)
-    published = [2.10036e-4, 2.68952e-2, 8.37623e-2, 1.34153e-2, 7.47651e-3, 2.27940e-3]
-    np.testing.assert_allclose([*fit.standard_errors().values()], published, rtol=0.02)
+    np.testing.assert_allclose([*fit.standard_errors().values()], newborns.STANDARD_ERRORS, rtol=0.02)
 
 
 BAD = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -225,3 +227,27 @@ def test_what_loops_within_go_through_keeps_its_entries():
     assert not any(isinstance(operation, MatMul) for operation in loop.body)
     for program in (unhoisted(ops), ops.finish()):
         np.testing.assert_allclose(run_program(program, "numpy", BATCH, given)["y"], wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_directions_that_differ(backend_name, backwards):
+    """The step k reads the entry k of one array, and the one as far from the end of another."""
+    ops = Recorder("two directions", np.float64)
+    first, second = (ops.external(name, (STEPS, INPUTS), role="input", batched=True) for name in ("first", "second"))
+    w = ops.external("w", (INPUTS, UNITS), role="input")
+    y = ops.external("y", (STEPS, UNITS), role="output", batched=True)
+    a, b, h = (ops.scratch(name, (UNITS,)) for name in ("a", "b", "h"))
+    ops.fill(h, 1.0)
+    with ops.loop(STEPS, backwards=backwards) as at:
+        ops.matmul(a, at.now(first, 1), w)
+        ops.matmul(b, replace(at, backwards=not backwards).now(second, 1), w)
+        ops.map((h, at.now(y, 1)), lambda h, a, b: (0.5 * h + a, h - b), h, a, b)
+    rng = np.random.default_rng(0)
+    given = {name: rng.normal(size=(BATCH, STEPS, INPUTS)) for name in ("first", "second")}
+    given["w"] = rng.normal(size=(INPUTS, UNITS))
+    wanted, state = np.empty((BATCH, STEPS, UNITS)), np.ones((BATCH, UNITS))
+    for k in range(STEPS)[:: -1 if backwards else 1]:
+        wanted[:, k] = state - given["second"][:, STEPS - 1 - k] @ given["w"]
+        state = 0.5 * state + given["first"][:, k] @ given["w"]
+    for program in (unhoisted(ops), ops.finish()):
+        np.testing.assert_allclose(run_program(program, backend_name, BATCH, given, 0xFF)["y"], wanted, rtol=1e-12)

@@ -16,7 +16,7 @@ from chains.network.network import network_of
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
 from chains.program.program import Program
 from chains.program.recorder import Recorder
-from chains.program.view import Batch, View, concrete
+from chains.program.view import Batch, Buffer, View, concrete
 from tests.harness import BACKENDS, LAYERS, OPTIMIZERS, run_program
 
 
@@ -432,3 +432,16 @@ def test_what_authors_of_layers_see_can_be_printed():
     ops.fill(z, 0.0)
     assert repr(z) == "<View z(B, 3) of scratch 'z', float32>"
     assert repr(ops) == "<Recorder of the program mine (float32): 1 operation so far>"
+
+
+def test_a_copy_to_another_type_stays():
+    """It rounds."""
+    ops = Recorder("rounded", np.float64)
+    x = ops.external("x", (3,), role="input", batched=True)
+    y = ops.external("y", (3,), role="output", batched=True)
+    rounded = Buffer("rounded", "scratch", np.dtype(np.float32), (Batch(), 3)).whole
+    ops.copy(rounded, x)
+    ops.copy(y, rounded)
+    given = np.array([[0.1, 0.2, 0.3]])
+    found = run_program(ops.finish(), "numpy", 1, {"x": given})["y"]
+    np.testing.assert_array_equal(found, given.astype(np.float32))

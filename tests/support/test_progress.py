@@ -89,7 +89,7 @@ def test_minimisation_tells_how_far_it_is(name, capsys):
 def test_a_bar_of_minimisation_on_terminals(name, capsys, terminal, monkeypatch):
     pytest.importorskip("scipy")
     for delay, shown in ((60.0, False), (0.0, True)):
-        for module in ("chains.minimize.minimize", "chains.network.minimize_with_scipy"):
+        for module in ("chains.minimize.minimize", "chains.objectives.minimize_with_scipy"):
             monkeypatch.setattr(sys.modules[module], "BAR_DELAY_SECONDS", delay)
         minimizers()[name]()
         assert ("value=" in capsys.readouterr().err) == shown

@@ -9,18 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from chains.backends.array_api.library import Library, library
+from chains.backends.array_api.library import Array, Library, library
 from chains.backends.array_api.lowerings import CALLS, VALUES, lower
 from chains.backends.array_api.memory import FlatMemory, Memory, on_host
 from chains.backends.base import Arrays, Backend, Binding, Feed, UnsupportedOperationError, caller_arrays
 from chains.program.program import Program
-from chains.support.memory import Array
+from chains.program.view import Buffer
 
 
 class ArrayBackend(Backend):
@@ -51,20 +50,16 @@ class ArrayBackend(Backend):
         self.device = device
         self.name = self.namespace if device is None else f"{self.namespace}:{device}"
         self.same_bits = self.namespace != "cupy" and (device is None or "cpu" in device.lower())  # GPUs add rows in any order
+        self.library = library(self.namespace, device)
         self.dtypes = (np.float32,) if self.library.narrow else (np.float32, np.float64)
-
-    @cached_property
-    def library(self) -> Library:
-        """The functions of the library."""
-        return library(self.namespace, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArrayBackend, (self.namespace, self.device)
 
-    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostArrayBinding:
-        if program.dtype not in self.dtypes:
-            raise UnsupportedOperationError(self.unsupported(program))
-        return HostArrayBinding(self.library, program, batch, arrays, scratch)
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> ArrayBinding:
+        if (reason := self.unsupported(program)) is not None:
+            raise UnsupportedOperationError(reason)
+        return ArrayBinding(self.library, program, batch, arrays, scratch)
 
     def about(self) -> dict[str, str]:
         return {self.name: f"available, {self.library.xp.__name__} {getattr(self.library.xp, '__version__', '')}".strip()}
@@ -73,55 +68,41 @@ class ArrayBackend(Backend):
         return np.errstate(all="ignore")  # of libraries that compute by NumPy
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
-        assert isinstance(binding, HostArrayBinding)
+        assert isinstance(binding, ArrayBinding)
         return ArrayFeed(binding, sources, order)
 
 
 class ArrayBinding(Binding):
-    """A program bound to arrays of the library: `calls`, made in order."""
-
-    def __init__(self, library: Library, program: Program, batch: int, arrays: Arrays, scratch: Array | None = None) -> None:
-        self.program, self.batch, self.arrays = program, batch, dict(arrays)
-        self.memory = (Memory if library.has_strides else FlatMemory)(library, program, batch, arrays, scratch)
-        self.calls = [call for operation in program.operations for call in lower(self.memory, operation)]
-
-    def run(self) -> None:
-        for call in self.calls:
-            call()
-
-
-class HostArrayBinding(Binding):
     """A program bound to NumPy arrays, which are copied to the library's device before a run and back after it."""
 
     def __init__(self, library: Library, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
         self.program, self.batch, self.library = program, batch, library
         self.arrays = caller_arrays(program, batch, arrays)
-        own = {
-            name: array if on_host(program.buffers[name]) else library.from_host(array) for name, array in self.arrays.items()
-        }
-        there = library.from_host(scratch) if scratch is not None and library.has_strides else None
-        self.inner = ArrayBinding(library, program, batch, own, there)
-        self.roles = {name: program.buffers[name].role for name in own if not on_host(program.buffers[name])}
+        self.memory = (Memory if library.strided else FlatMemory)(library, program, batch, self.arrays, scratch)
+        self.calls = [call for operation in program.operations for call in lower(self.memory, operation)]
+        self.copied = [buffer for buffer in program.buffers.values() if buffer.name in self.arrays and not on_host(buffer)]
 
     def send(self, left_out: Collection[str] = ()) -> None:
         """Copy what the program reads to the device."""
-        for name, role in self.roles.items():
-            if role in ("input", "state") and name not in left_out:
-                self.inner.memory.put(self.program.buffers[name], self.library.from_host(self.arrays[name]))
+        for buffer in self.copied:
+            if buffer.role in ("input", "state") and buffer.name not in left_out:
+                self.memory.put(buffer, self.library.from_host(self.arrays[buffer.name]))
+
+    def compute(self) -> None:
+        """Run on what is on the device."""
+        for call in self.calls:
+            call()
 
     def fetch(self) -> None:
         """Copy what the program wrote to the host."""
-        for name, role in self.roles.items():
-            if role in ("output", "state"):
-                self.arrays[name][...] = self.result(name).reshape(self.arrays[name].shape)
-
-    def result(self, name: str) -> np.ndarray:
-        """The contents of a buffer."""
-        return self.library.to_host(self.inner.memory.buffer(self.program.buffers[name]))
+        for buffer in self.copied:
+            if buffer.role in ("output", "state"):
+                array = self.arrays[buffer.name]
+                array[...] = self.library.to_host(self.memory.buffer(buffer)).reshape(array.shape)
 
     def run(self) -> None:
         self.send()
-        self.inner.run()
+        self.compute()
         self.fetch()
 
     def __call__(self) -> None:
@@ -130,30 +111,30 @@ class HostArrayBinding(Binding):
 
 
 class ArrayFeed(Feed):
-    """Training steps on the device. Data sets are copied there once, the state before and after many steps."""
+    """Training steps on the device. Data sets are copied there before the first step, the state before and after many steps."""
 
-    def __init__(self, binding: HostArrayBinding, sources: Arrays, order: np.ndarray) -> None:
-        self._binding, self._order = binding, order
-        self._sources = {name: binding.library.from_host(array) for name, array in sources.items()}
-        self._random = binding.arrays.get("random")
+    def __init__(self, binding: ArrayBinding, sources: Arrays, order: np.ndarray) -> None:
+        self._binding, self._order, self._random = binding, order, binding.arrays.get("random")
+        self._value = binding.program.buffers["value"]
+        self._host = {binding.program.buffers[name]: source for name, source in sources.items()}
+        self._sources: dict[Buffer, Array] = {}
+
+    def forget(self) -> None:
+        self._sources = {}
 
     def __call__(self, first: int, values: np.ndarray) -> int:
-        binding, done = self._binding, 0
-        binding.send(self._sources)
+        binding, memory, library, done = self._binding, self._binding.memory, self._binding.library, 0
+        self._sources = self._sources or {buffer: library.from_host(source) for buffer, source in self._host.items()}
+        binding.send([buffer.name for buffer in self._sources])
         while done < len(values) and (done == 0 or math.isfinite(values[done - 1])):
-            if self._sources:
-                self._take_batch(first + done)
-            binding.inner.run()
-            values[done] = binding.result("value").item()
+            start = (first + done) * binding.batch
+            numbers = library.from_host(self._order[start : start + binding.batch])
+            for buffer, source in self._sources.items():
+                memory.put(buffer, library.converted(library.xp.take(source, numbers, axis=0), buffer.dtype))
+            binding.compute()
+            values[done] = library.to_host(memory.buffer(self._value)).item()
             done += 1
             if self._random is not None:
                 self._random[1] += 1
         binding.fetch()
         return done
-
-    def _take_batch(self, step: int) -> None:
-        binding, library = self._binding, self._binding.library
-        numbers = library.from_host(self._order[step * binding.batch : (step + 1) * binding.batch])
-        for name, source in self._sources.items():
-            buffer = binding.program.buffers[name]
-            binding.inner.memory.put(buffer, library.converted(library.xp.take(source, numbers, axis=0), buffer.dtype))

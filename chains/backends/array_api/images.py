@@ -1,14 +1,8 @@
-"""Convolutions and pools by an array library: a product, or a comparison, for each entry of the window.
-
-Images are padded first. Then the part of them that an entry of the window covers, at all its positions, is a slice.
-"""
+"""Convolutions and pools by an array library, on patches: for each position of the window, the part of the image under it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
-from operator import add
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,142 +15,108 @@ Value = Callable[[], Array]
 
 
 class Images:
-    """Images and the positions of a window over them. `real` has the padded image's entries that are no padding."""
+    """Images and the positions of a window over them. Patches are (batch, channels, entries of the window, *positions)."""
 
     def __init__(self, memory: Memory, window: Window, images: View, positions: View, groups: int = 1) -> None:
-        self.memory, self.dtype, self.groups = memory, images.dtype, groups
-        self.shape, self.positions = memory.shape(images), memory.shape(positions)
-        self.interior: tuple[Any, ...] = (
-            ...,
-            *(slice(window.padding[k][0], window.padding[k][0] + self.shape[2 + k]) for k in range(2)),
+        self.library, self.dtype, self.groups = memory.library, images.dtype, groups
+        self.shape, self.positions = memory.shape(images), memory.shape(positions)[2:]
+        height, width = self.shape[2:]
+        down, across = (
+            np.add.outer(np.arange(size) * dilation - padding[0], np.arange(count) * stride)
+            for size, stride, padding, dilation, count in zip(
+                window.size, window.stride, window.padding, window.dilation, self.positions, strict=True
+            )
         )
-        self.padded = (*self.shape[:2], *(self.shape[2 + k] + sum(window.padding[k]) for k in range(2)))
-        self.real = np.zeros(self.padded[2:], bool)
-        self.real[self.interior] = True
-        self.entries: list[tuple[Any, ...]] = [
-            (..., *self._covered(window, entry)) for entry in np.ndindex(window.size)
-        ]  # row by row
+        rows, columns = down[:, None, :, None], across[None, :, None, :]
+        real = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        self.real = real.reshape(-1, *self.positions)  # (entries, *positions): what is no padding
+        self._index = self.library.from_host(np.where(real, rows * width + columns, height * width).reshape(-1))
 
-    def _covered(self, window: Window, entry: tuple[int, ...]) -> tuple[slice, ...]:
-        starts = [place * window.dilation[k] for k, place in enumerate(entry)]
-        stops = [start + (self.positions[2 + k] - 1) * window.stride[k] + 1 for k, start in enumerate(starts)]
-        return tuple(map(slice, starts, stops, window.stride))
+    def patches(self, images: Array, padding: float = 0.0) -> Array:
+        xp, pixels = self.library.xp, self.shape[2] * self.shape[3]
+        flat = xp.reshape(images, (self.shape[0] * self.shape[1], pixels))
+        flat = xp.concat([flat, self.library.full((flat.shape[0], 1), self.dtype, padding)], axis=1)
+        return xp.reshape(xp.take(flat, self._index, axis=1), (*self.shape[:2], *self.real.shape))
 
-    def read(self, view: View) -> Array:
-        """The images, padded by zeros."""
-        images = self.memory.read(view)
-        return images if self.real.all() else self.memory.library.added(self._zeros(), self.interior, images)
+    def total(self, patches: Array) -> Array:
+        """The images of which each entry is the sum over the patches that it is in."""
+        xp, images = self.library.xp, self.shape[0] * self.shape[1]
+        parts = xp.matrix_transpose(xp.reshape(patches, (images, self.real.size)))
+        zeros = self.library.full((self.shape[2] * self.shape[3] + 1, images), self.dtype)
+        return xp.reshape(xp.matrix_transpose(self.library.scattered(zeros, self._index, parts)[:-1, :]), self.shape)
 
-    def total(self, parts: Iterable[Array]) -> Array:
-        """Images, without padding, in which each entry of the window has added its part at the positions."""
-        images = self._zeros()
-        for at, part in zip(self.entries, parts, strict=True):
-            images = self.memory.library.added(images, at, part)
-        return images[self.interior]
-
-    def _zeros(self) -> Array:
-        return self.memory.library.full(self.padded, self.dtype)
-
-    def columns(self, images: Array) -> Array:
-        """Images as (batch, groups, channels of a group, positions)."""
-        batch, channels, *_ = images.shape
-        return self.memory.library.xp.reshape(images, (batch, self.groups, channels // self.groups, -1))
-
-    def kernels(self, w: View) -> list[Array]:
-        """For each entry of the window, the kernels as (groups, outputs of a group, channels of a group)."""
-        outputs, channels, *_ = self.memory.shape(w)
-        shape = (self.groups, outputs // self.groups, channels, len(self.entries))
-        kernels = self.memory.library.xp.reshape(self.memory.read(w), shape)
-        return [kernels[..., number] for number in range(len(self.entries))]
+    def columns(self, array: Array) -> Array:
+        """Patches, or the images of a result, as matrices (batch, groups, rows, positions)."""
+        return self.library.xp.reshape(array, (self.shape[0], self.groups, -1, self.positions[0] * self.positions[1]))
 
 
 def _convolve(memory: Memory, operation: Convolve) -> Value:
-    (x, w), xp = operation.ins, memory.library.xp
-    images = Images(memory, operation.window, x, operation.outs[0], operation.groups)
-    own = memory.library.convolution("conv2d", operation.window, operation.groups)
-
-    def value() -> Array:
-        padded = images.read(x)
-        if own is not None:
-            return own(padded, memory.read(w))
-        columns = (images.columns(padded[at]) for at in images.entries)
-        return xp.reshape(reduce(add, map(xp.matmul, images.kernels(w), columns)), images.positions)
-
-    return value
+    (x, w), (y,), xp = operation.ins, operation.outs, memory.library.xp
+    if (own := memory.library.convolution("conv2d", operation.window, operation.groups)) is not None:
+        return lambda: own(memory.read(x), memory.read(w))
+    images, shape = Images(memory, operation.window, x, y, operation.groups), memory.shape(y)
+    kernels = _kernels(memory, w, operation.groups)
+    return lambda: xp.reshape(xp.matmul(kernels(), images.columns(images.patches(memory.read(x)))), shape)
 
 
 def _convolve_input(memory: Memory, operation: ConvolveInput) -> Value:
-    (dy, w), xp = operation.ins, memory.library.xp
-    images = Images(memory, operation.window, operation.outs[0], dy, operation.groups)
-    shape = (*images.shape[:2], *images.positions[2:])
-    own = memory.library.convolution("conv2d_input", operation.window, operation.groups)
-
-    def value() -> Array:
-        if own is not None:
-            return own(images.padded, memory.read(w), memory.read(dy))[images.interior]
-        cotangent = images.columns(memory.read(dy))
-        parts = (xp.matmul(xp.matrix_transpose(kernels), cotangent) for kernels in images.kernels(w))
-        return images.total(xp.reshape(part, shape) for part in parts)
-
-    return value
+    (dy, w), (dx,), xp = operation.ins, operation.outs, memory.library.xp
+    if (own := memory.library.convolution("conv2d_input", operation.window, operation.groups)) is not None:
+        return lambda: own(memory.shape(dx), memory.read(w), memory.read(dy))
+    images, kernels = Images(memory, operation.window, dx, dy, operation.groups), _kernels(memory, w, operation.groups)
+    return lambda: images.total(xp.matmul(xp.matrix_transpose(kernels()), images.columns(memory.read(dy))))
 
 
 def _convolve_weight(memory: Memory, operation: ConvolveWeight) -> Value:
     (x, dy), xp, shape = operation.ins, memory.library.xp, memory.shape(operation.outs[0])
+    if (own := memory.library.convolution("conv2d_weight", operation.window, operation.groups)) is not None:
+        return lambda: own(memory.read(x), shape, memory.read(dy))
     images = Images(memory, operation.window, x, dy, operation.groups)
-    own = memory.library.convolution("conv2d_weight", operation.window, operation.groups)
 
     def value() -> Array:
-        if own is not None:
-            return own(images.read(x), shape, memory.read(dy))
-        padded, cotangent = images.read(x), images.columns(memory.read(dy))
-        columns = (xp.matrix_transpose(images.columns(padded[at])) for at in images.entries)
-        parts = [xp.reshape(xp.sum(xp.matmul(cotangent, each), axis=0), shape[:2]) for each in columns]
-        return xp.reshape(xp.stack(parts, axis=-1), shape)
+        patches = xp.matrix_transpose(images.columns(images.patches(memory.read(x))))
+        return xp.reshape(xp.sum(xp.matmul(images.columns(memory.read(dy)), patches), axis=0), shape)
 
     return value
+
+
+def _kernels(memory: Memory, w: View, groups: int) -> Value:
+    """The kernels as (groups, outputs of a group, entries of a patch)."""
+    shape = (groups, memory.shape(w)[0] // groups, -1)
+    return lambda: memory.library.xp.reshape(memory.read(w), shape)
 
 
 def _pool(memory: Memory, operation: Pool) -> Value:
-    (x,), library = operation.ins, memory.library
+    (x,), xp = operation.ins, memory.library.xp
     images = Images(memory, operation.window, x, operation.outs[0])
     if operation.kind == "mean":
         inverse = _inverse_counts(images, operation)
-        return lambda: inverse * reduce(add, (images.read(x)[at] for at in images.entries))
-    real, lowest = library.from_host(images.real), library.full((), x.dtype, -np.inf)
-
-    def value() -> Array:
-        padded = library.xp.where(real, images.read(x), lowest)
-        return reduce(library.xp.maximum, (padded[at] for at in images.entries))
-
-    return value
+        return lambda: inverse * xp.sum(images.patches(memory.read(x)), axis=2)
+    return lambda: xp.max(images.patches(memory.read(x), -np.inf), axis=2)
 
 
 def _pool_input(memory: Memory, operation: PoolInput) -> Value:
     dy, *operands = operation.ins
-    images = Images(memory, operation.window, operation.outs[0], dy)
-    if operands:
-        return lambda: images.total(_shares(images, *operation.ins))
-    inverse = _inverse_counts(images, operation)
-    return lambda: images.total(memory.read(dy) * inverse for _ in images.entries)
+    images, xp = Images(memory, operation.window, operation.outs[0], dy), memory.library.xp
+    if not operands:
+        inverse, entries = _inverse_counts(images, operation), (1, 1, len(images.real), 1, 1)
+        return lambda: images.total(xp.tile(xp.expand_dims(memory.read(dy) * inverse, axis=2), entries))
+    (x, y), real, zero = operands, memory.library.from_host(images.real), memory.library.full((), dy.dtype)
+    numbers = memory.library.from_host(np.arange(len(images.real)).reshape(-1, 1, 1))
+
+    def value() -> Array:
+        largest = xp.logical_and(images.patches(memory.read(x)) == xp.expand_dims(memory.read(y), axis=2), real)
+        first = xp.argmax(memory.library.converted(largest, dy.dtype), axis=2, keepdims=True)
+        chosen = xp.logical_and(largest, numbers == first)
+        return images.total(xp.where(chosen, xp.expand_dims(memory.read(dy), axis=2), zero))
+
+    return value
 
 
-def _shares(images: Images, dy: View, x: View, y: View) -> Iterator[Array]:
-    """For each entry of the window, the gradient at the positions where it is the first largest one."""
-    memory, xp = images.memory, images.memory.library.xp
-    cotangent, zero = memory.read(dy), memory.library.full((), dy.dtype)
-    padded, largest, real = images.read(x), memory.read(y), memory.library.from_host(images.real)
-    found = memory.library.full(images.positions, np.dtype(bool), False)
-    for at in images.entries:
-        chosen = xp.logical_and(xp.logical_and(padded[at] == largest, real[at]), xp.logical_not(found))
-        found = xp.logical_or(found, chosen)
-        yield xp.where(chosen, cotangent, zero)
-
-
-def _inverse_counts(images: Images, operation: Pool) -> Array:
+def _inverse_counts(images: Images, operation: Pool | PoolInput) -> Array:
     """The factor of each window that makes its sum its mean."""
-    counts = np.sum([images.real[at] | operation.count_padding for at in images.entries], axis=0, dtype=np.float64)
-    return images.memory.library.from_host((1.0 / np.maximum(counts, 1.0)).astype(images.dtype))  # it may be all padding
+    counts = np.sum(images.real | operation.count_padding, axis=0, dtype=np.float64)
+    return images.library.from_host((1.0 / np.maximum(counts, 1.0)).astype(images.dtype))  # it may be all padding
 
 
 VALUES: dict[type[Operation], Callable[..., Value]] = {

@@ -7,6 +7,7 @@ two on the host. Its subclasses use the functions that a library has for them.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from chains.backends.numpy.formulas import ufunc
 from chains.program.operations import Window
+from chains.support.messages import listed
 
 Array = Any  # an array of the library
 
@@ -25,21 +27,21 @@ _LIKELY = "such as 'torch', 'cupy', 'jax.numpy' or 'array_api_strict'"
 
 
 class Library:
-    """The functions of a namespace on a device; None is the library's default device."""
+    """The functions of a namespace on a device; None is the library's default device.
 
-    has_strides = False  # whether there is `strided`
+    `strided(flat, shape, strides, offset)` is a view of a flat array, with strides and offset in elements; None if the library
+    has no such views. `narrow`: whether there are no numbers of 64 bits, as on MPS; those of 32 bits then take their place.
+    """
+
+    strided: Callable[..., Array] | None = None
 
     def __init__(self, xp: Any, name: str, device: Any) -> None:
-        self.xp, self.device = xp, device
-        self.narrow = False  # whether there are no numbers of 64 bits, as on MPS; those of 32 bits then take their place
-        self._dtypes: dict[np.dtype[Any], Any] = {}
+        self.xp, self.device, self.narrow = xp, device, False
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
         """The library's name of a type."""
-        if dtype not in self._dtypes:
-            self._dtypes[dtype] = getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
-        return self._dtypes[dtype]
+        return getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
@@ -48,6 +50,8 @@ class Library:
     def from_host(self, array: Any) -> Array:
         """A copy of a NumPy array."""
         array = np.asarray(array)
+        if self.narrow and array.dtype == np.int64:  # far indices stay out of range
+            array = array.clip(-(2**31), 2**31 - 1)
         return self.xp.asarray(np.array(array, self._kept(array.dtype)), device=self.device)
 
     def _kept(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -59,17 +63,7 @@ class Library:
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """The array with another type; itself if it has the type."""
-        wanted = self.dtype(dtype)
-        return array if array.dtype == wanted else self.xp.astype(array, wanted)
-
-    def strided(self, flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
-        """A view of a flat array; strides and offset in elements."""
-        raise NotImplementedError
-
-    def added(self, array: Array, key: Any, value: Array) -> Array:
-        """The array with `value` added to ``array[key]``; perhaps the same array, changed."""
-        array[key] = array[key] + value
-        return array
+        return self.xp.astype(array, self.dtype(dtype), copy=False)
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         """The table with each of the rows added to the row of its index."""
@@ -78,7 +72,7 @@ class Library:
         return self.from_host(sums)
 
     def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
-        """The library's own "conv2d", "conv2d_input" or "conv2d_weight" of padded images, with PyTorch's arguments; or None."""
+        """The library's own "conv2d", "conv2d_input" or "conv2d_weight", of arrays and shapes as PyTorch's; or None."""
         return None
 
     def erf(self, x: Array) -> Array:
@@ -88,8 +82,6 @@ class Library:
 
 class NumpyLike(Library):
     """NumPy and CuPy."""
-
-    has_strides = True
 
     def to_host(self, array: Array) -> np.ndarray:
         return array.get() if hasattr(array, "get") else np.asarray(array)
@@ -107,8 +99,6 @@ class NumpyLike(Library):
 class Torch(Library):
     """PyTorch, on any of its devices."""
 
-    has_strides = True
-
     def to_host(self, array: Array) -> np.ndarray:
         return array.detach().cpu().numpy()
 
@@ -120,20 +110,22 @@ class Torch(Library):
 
     def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
         torch = importlib.import_module("torch")
-        function = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name)
+        function, pad = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name), torch.nn.functional.pad
+        border, backwards = [size for sides in reversed(window.padding) for size in sides], name == "conv2d_input"
 
-        def call(*operands: Any) -> Array:
+        def call(first: Any, *rest: Array) -> Array:
+            if backwards:  # then the first operand is the shape of the images
+                first = (*first[:2], *(size + sum(sides) for size, sides in zip(first[2:], window.padding, strict=True)))
             with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-                return function(*operands, stride=window.stride, dilation=window.dilation, groups=groups)
+                first = first if backwards else pad(first, border)
+                result = function(first, *rest, stride=window.stride, dilation=window.dilation, groups=groups)
+            return pad(result, [-size for size in border]) if backwards else result
 
         return call
 
 
 class Jax(Library):
     """JAX, whose arrays never change."""
-
-    def added(self, array: Array, key: Any, value: Array) -> Array:
-        return array.at[key].add(value)
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         return table.at[index].add(rows)
@@ -144,31 +136,27 @@ _KINDS: dict[str, type[Library]] = {"numpy": NumpyLike, "cupy": NumpyLike, "torc
 
 def library(name: str, device: str | None) -> Library:
     """The array library of this name on a device. Raises ValueError if one of the two cannot be used."""
+    where, choice = ("", f"; choose one {_LIKELY}") if device is None else (f" on the device {device!r}", "")
     try:
         xp = importlib.import_module(f"array_api_compat.{name}" if name in _COMPATIBLE else name)
         made = _KINDS.get(name, Library)(xp, name, None if device is None else _device(xp, name, device))
-        made.to_host(made.from_host(np.zeros(1, np.float32)))
-        made.narrow = not _has_float64(made)
-    except Exception as error:  # each library raises its own errors for a device that it does not have
-        where = "" if device is None else f" on the device {device!r}"
-        likely = _LIKELY if device is None else LIKELY
-        raise ValueError(f"the array library {name!r} cannot be used{where}: {error}; choose one {likely}") from error
+        made.to_host(made.full((1,), np.dtype(np.float32)) + made.from_host(np.ones(1, np.float32)))
+    except Exception as error:  # each library raises its own errors
+        raise ValueError(f"the array library {name!r} cannot be used{where}: {error}{choice}") from error
+    try:
+        made.narrow = not str(made.from_host(np.zeros(1)).dtype).endswith("float64")
+    except Exception:
+        made.narrow = True
     return made
 
 
-def _has_float64(library: Library) -> bool:
-    try:
-        return str(library.from_host(np.zeros(1)).dtype).endswith("float64")
-    except Exception:  # each library raises its own errors
-        return False
-
-
 def _device(xp: Any, name: str, device: str) -> Any:
-    """The library's object for a device."""
-    kind, _, number = device.partition(":")
-    if name == "cupy":
-        return xp.cuda.Device(int(number or 0))
-    if name == "jax.numpy":
-        return importlib.import_module("jax").devices(kind)[int(number or 0)]
-    known = {} if name in _COMPATIBLE else {str(each): each for each in xp.__array_namespace_info__().devices()}
-    return next((each for text, each in known.items() if device in text), device)
+    """The library's object for a device: the first one for a kind such as "cuda"."""
+    kind, jax = "cuda" if name == "cupy" else device.partition(":")[0], name == "jax.numpy"
+    with warnings.catch_warnings(action="ignore"):  # of PyTorch, about kinds that it once had
+        found = importlib.import_module("jax").devices(kind) if jax else xp.__array_namespace_info__().devices()
+    known = {f"{kind}:{each.id}" if hasattr(each, "id") else str(each): each for each in found}
+    for text, each in known.items():
+        if text == device or text.startswith(f"{device}:") or f"'{device}'" in text:
+            return each
+    raise ValueError(f"there is {listed(repr(f'{name}:{text}') for text in known if text != 'meta')}")

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from chains.backends.array_api.formulas import evaluator
 from chains.backends.array_api.images import VALUES as OF_IMAGES
-from chains.backends.array_api.library import Array
+from chains.backends.array_api.library import Array, Library
 from chains.backends.array_api.memory import Memory
-from chains.backends.base import UnsupportedOperationError, cannot_run
+from chains.backends.lowering import Call, loop_calls, uniform
 from chains.program import operations as ops
 from chains.program.loop import Loop
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 from chains.support.communicator import all_reduce
 
-Call = Callable[[], Any]
+# The standard's names of the scalar operations that have other names here.
+_STANDARD = {
+    "neg": "negative", "sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum",
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
+    "and": "logical_and", "or": "logical_or", "not": "logical_not",
+}  # fmt: skip
 
 
 def lower(memory: Memory, operation: ops.Operation) -> list[Call]:
@@ -27,8 +31,6 @@ def lower(memory: Memory, operation: ops.Operation) -> list[Call]:
     kind = type(operation)
     if kind in CALLS:
         return CALLS[kind](memory, operation)
-    if kind not in VALUES:
-        raise UnsupportedOperationError(cannot_run("array_api", operation))
     value, (out,) = VALUES[kind](memory, operation), operation.outs
     return [lambda: memory.write(out, value())]
 
@@ -60,46 +62,28 @@ def _inside(memory: Memory, index: View, table: View) -> Array:
 
 
 def _scatter_add(memory: Memory, operation: ops.ScatterAdd) -> Callable[[], Array]:
-    (out,), (index, source), xp = operation.outs, operation.ins, memory.library.xp
-    shape = (-1, *memory.shape(out)[1:])
-
-    def sums() -> Array:
-        inside, rows = _inside(memory, index, out), xp.reshape(memory.read(source), shape)
-        return memory.library.scattered(memory.read(out), inside, rows)
-
-    return sums
+    (out,), (index, source), reshape = operation.outs, operation.ins, memory.library.xp.reshape
+    shape, sums = (-1, *memory.shape(out)[1:]), memory.library.scattered
+    return lambda: sums(memory.read(out), _inside(memory, index, out), reshape(memory.read(source), shape))
 
 
 def _random(memory: Memory, operation: ops.Random) -> Callable[[], Array]:
-    """The numbers are drawn on the host, by NumPy's generator of the same stream."""
-    (out,), (words, *first) = operation.outs, operation.ins
-
-    def drawn() -> Array:
-        seed, step = memory.host(words).tolist()
-        block, skipped = divmod(int(memory.host(first[0])) * out.sample_size, 8) if first else (0, 0)
-        key, counter = (np.array(each, np.uint64) for each in ([seed, 0], [block, operation.draw, step, 0]))
-        generator = np.random.Generator(np.random.Philox(key=key, counter=counter))
-        generator.random(skipped, np.float32)
-        return memory.library.from_host(generator.random(memory.shape(out), np.float32))
-
-    return drawn
+    draw, shape = uniform(operation), memory.shape(operation.outs[0])
+    return lambda: memory.library.from_host(draw(np.empty(shape, np.float32), *map(memory.host, operation.ins)))
 
 
 def _all_reduce(memory: Memory, operation: ops.AllReduce) -> Callable[[], Array]:
-    a, words = operation.ins
-
     def total() -> Array:
-        part = np.array(memory.host(a))
-        all_reduce(np.array(memory.host(words)), part, part)
+        part, words = (np.array(memory.host(view)) for view in operation.ins)
+        all_reduce(words, part, part)
         return memory.library.from_host(part)
 
     return total
 
 
 def _copy(memory: Memory, operation: ops.Copy) -> Callable[[], Array]:
-    (out,), (a,) = operation.outs, operation.ins
-    overlapping = out.buffer is a.buffer
-    return lambda: memory.library.xp.asarray(memory.read(a), copy=True) if overlapping else memory.read(a)
+    (out,), (a,), asarray = operation.outs, operation.ins, memory.library.xp.asarray
+    return lambda: asarray(memory.read(a), copy=True) if out.buffer is a.buffer else memory.read(a)
 
 
 def _fill(memory: Memory, operation: ops.Fill) -> Callable[[], Array]:
@@ -111,13 +95,13 @@ def _map(memory: Memory, operation: ops.Map) -> list[Call]:
     outs, ins, formula, asarray = operation.outs, operation.ins, operation.formula, memory.library.xp.asarray
     scalar = all(view.ndim == 0 for view in operation.views)
     dtype = np.result_type(*(view.dtype for view in operation.views)) if scalar else memory.program.dtype
-    key = id(formula), dtype
-    if key not in memory.formulas:  # the steps of a loop have one formula
-        memory.formulas[key] = formula, evaluator(memory.library, formula, dtype)
-    compute = memory.formulas[key][1]
+    functions = [(_function(memory.library, each.operation, each.value, dtype), each.operands) for each in formula.instructions]
 
     def run() -> None:
-        results = compute([memory.read(view) for view in ins])
+        values = [memory.read(view) for view in ins]
+        for function, places in functions:
+            values.append(function(*[values[place] for place in places]))
+        results = [values[output] for output in formula.outputs]
         if len(outs) > 1:  # a result may be an operand that another result overwrites
             results = [asarray(result, copy=True) for result in results]
         for out, result in zip(outs, results, strict=True):
@@ -126,33 +110,29 @@ def _map(memory: Memory, operation: ops.Map) -> list[Call]:
     return [run]
 
 
-def _in_parts(memory: Memory, operation: UpdateRows) -> list[Call]:
-    return [call for part in operation.in_parts() for call in lower(memory, part)]
+@lru_cache(1 << 10)  # the steps of a loop have the same
+def _function(library: Library, operation: str, value: float, dtype: np.dtype[Any]) -> Callable[..., Array]:
+    """The function for a scalar operation. Operands are numbers or truth values, and become what the function takes."""
+    truth, number = partial(library.converted, dtype=np.dtype(bool)), partial(library.converted, dtype=dtype)
+    if operation == "const":
+        constant = library.full((), dtype, value)
+        return lambda: constant
+    if operation == "where":
+        return lambda condition, a, b: library.xp.where(truth(condition), number(a), number(b))
+    kind = truth if operation in ("and", "or", "not") else number
+    found = library.erf if operation == "erf" else getattr(library.xp, _STANDARD.get(operation, operation))
+    return lambda *operands: found(*map(kind, operands))
 
 
 def _loop(memory: Memory, operation: Loop) -> list[Call]:
-    calls = [call for each in operation.zeros for call in lower(memory, each)]
-    if not operation.advances:  # all steps are the same calls
-        return [*calls, *_step(memory, operation, 0) * operation.steps]
-    return [*calls, *(call for step in range(operation.steps) for call in _step(memory, operation, step))]
-
-
-def _step(memory: Memory, operation: Loop, step: int) -> list[Call]:
-    """The calls of one step."""
-    calls = [call for each in operation.at(step) for call in lower(memory, each)]
-    if operation.skip_where_zero is None:
-        return calls
-    return [partial(_unless_zero, memory, operation.skip_where_zero.at(operation.depth, step), calls)]
-
-
-def _unless_zero(memory: Memory, needed: View, calls: Sequence[Call]) -> None:
-    if bool(memory.library.xp.any(memory.read(needed) != 0)):
-        for call in calls:
-            call()
+    return loop_calls(operation, partial(lower, memory), lambda view: lambda: memory.host(view).any())
 
 
 VALUES: dict[type[ops.Operation], Callable[..., Callable[[], Array]]] = OF_IMAGES | {
     ops.MatMul: _product, ops.BatchMatMul: _product, ops.Reduce: _reduce, ops.Gather: _gather, ops.ScatterAdd: _scatter_add,
     ops.Random: _random, ops.AllReduce: _all_reduce, ops.Copy: _copy, ops.Fill: _fill,
 }  # fmt: skip
-CALLS: dict[type[ops.Operation], Callable[..., list[Call]]] = {ops.Map: _map, UpdateRows: _in_parts, Loop: _loop}
+CALLS: dict[type[ops.Operation], Callable[..., list[Call]]] = {
+    ops.Map: _map, Loop: _loop,
+    UpdateRows: lambda memory, operation: [call for part in operation.in_parts() for call in lower(memory, part)],
+}  # fmt: skip

@@ -7,12 +7,12 @@ view is read by a slice or by `take`, and written by making the buffer's array a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from chains.backends.array_api.library import Array, Library
+from chains.backends.base import Arrays
 from chains.program.program import Program
 from chains.program.view import Buffer, View, concrete
 
@@ -20,13 +20,13 @@ from chains.program.view import Buffer, View, concrete
 class Memory:
     """The buffers of a program at a batch size, as flat arrays; views as strided arrays. Seeds stay on the host."""
 
-    def __init__(self, library: Library, program: Program, batch: int, arrays: Mapping[str, Array], scratch: Any) -> None:
+    def __init__(self, library: Library, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None) -> None:
         self.library, self.program, self.batch = library, program, batch
-        self.formulas: dict[tuple[int, np.dtype[Any]], tuple[Any, Any]] = {}  # by the id of a formula, hence kept with it
-        self._flat = {program.buffers[name]: _flat(library, array) for name, array in arrays.items() if name in program.buffers}
+        flat = {buffer: arrays[name].reshape(-1) for name, buffer in program.buffers.items() if name in arrays}
+        self._flat = {buffer: each if on_host(buffer) else library.from_host(each) for buffer, each in flat.items()}
         self._views: dict[View, Any] = {}
         self._planned = {view.buffer for each in program.operations for view in each.views if view.buffer.role == "scratch"}
-        self._scratch = scratch
+        self._scratch = library.from_host(scratch) if scratch is not None and library.strided else None
 
     def shape(self, view: View) -> tuple[int, ...]:
         """The shape of a view at the batch size."""
@@ -41,7 +41,7 @@ class Memory:
     def host(self, view: View) -> np.ndarray:
         """The contents of a view as a NumPy array."""
         if on_host(view.buffer):
-            return self.buffer(view.buffer)[self._elements(view)]
+            return self.buffer(view.buffer).reshape(self.shape(view))
         return self.library.to_host(self.read(view))
 
     def put(self, buffer: Buffer, value: Array) -> None:
@@ -51,8 +51,8 @@ class Memory:
     def read(self, view: View) -> Array:
         """The contents of a view. They may change with the next `write`."""
         if view not in self._views:
-            flat = self.buffer(view.buffer)
-            self._views[view] = self.library.strided(flat, self.shape(view), view.strides, view.offset)
+            assert self.library.strided is not None
+            self._views[view] = self.library.strided(self.buffer(view.buffer), self.shape(view), view.strides, view.offset)
         return self._views[view]
 
     def write(self, view: View, value: Array) -> None:
@@ -62,18 +62,12 @@ class Memory:
     def _made(self, buffer: Buffer) -> Array:
         """Uninitialised: a part of the scratch memory, unless the buffer is of an operation that is done in parts."""
         shape, library = self.shape(buffer.whole.flat), self.library
-        if buffer not in self._planned or not library.has_strides:
+        if buffer not in self._planned or not library.strided:
             return library.full(shape, buffer.dtype)
         if self._scratch is None:
             self._scratch = library.full((self.program.scratch.nbytes(self.batch),), np.dtype(np.uint8))
         start = self.program.scratch.offset(buffer, self.batch)
         return self._scratch[start : start + shape[0] * buffer.dtype.itemsize].view(library.dtype(buffer.dtype))
-
-    def _elements(self, view: View) -> np.ndarray:
-        """The numbers of the elements of a view in its buffer."""
-        shape = self.shape(view)
-        places = np.indices(shape, sparse=True)
-        return np.broadcast_to(view.offset + sum(k * step for k, step in zip(places, view.strides, strict=True)), shape)
 
 
 class FlatMemory(Memory):
@@ -99,7 +93,9 @@ class FlatMemory(Memory):
     def _places(self, view: View) -> tuple[Array, Array, Array]:
         """The elements of a view in its buffer, whether each element of the buffer is one, and its number in the view."""
         if view not in self._views:
-            size, places = self.buffer(view.buffer).shape[0], self._elements(view).reshape(-1)
+            size, strides = self.buffer(view.buffer).shape[0], [8 * stride for stride in view.strides]
+            numbers = np.arange(size, dtype=np.int64)[view.offset :]
+            places = np.lib.stride_tricks.as_strided(numbers, self.shape(view), strides).reshape(-1)
             changed, source = np.zeros(size, bool), np.zeros(size, np.int64)
             changed[places], source[places] = True, np.arange(len(places))
             self._views[view] = tuple(map(self.library.from_host, (places, changed, source)))
@@ -109,7 +105,3 @@ class FlatMemory(Memory):
 def on_host(buffer: Buffer) -> bool:
     """Whether a buffer stays on the host, where random numbers are drawn: numbers without sign, which are seeds."""
     return buffer.dtype.kind == "u"
-
-
-def _flat(library: Library, array: Any) -> Any:
-    return array.reshape(-1) if isinstance(array, np.ndarray) else library.xp.reshape(array, (-1,))

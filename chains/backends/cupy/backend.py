@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from chains.backends.base import Arrays, Backend, BatchStream, Binding, Feed, MemberFeed
+from chains.backends.base import Arrays, Backend, BatchStream, Binding, Feed, MemberFeed, UnsupportedOperationError
 from chains.backends.cupy.binding import DeviceBinding, HostBinding
 from chains.backends.cupy.compiler import LOWERINGS, Compiled
 from chains.backends.cupy.device.cudnn import ALIGNMENT
@@ -22,7 +24,8 @@ from chains.backends.cupy.source.c_source import readable
 from chains.backends.cupy.source.maps import ELEMENTWISE
 from chains.backends.cupy.streaming import DeviceBatchStream, HostBatchStream, StreamedFeed, fit
 from chains.program.program import Program
-from chains.support.memory import Array
+from chains.support.callers import levels_outside
+from chains.support.memory import Array, on_host
 
 
 class DeviceBackend(Backend):
@@ -143,20 +146,38 @@ class DeviceBackend(Backend):
 class CupyBackend(Backend):
     """Runs programs on a GPU for arrays in host memory, which are copied there and back at every run.
 
-    `on_device` is the backend for arrays that are on the GPU; `fused` is passed to it.
+    `on_device` is the backend for arrays that are on the GPU; `fused` is passed to it. `others` make slower backends: the first
+    one that can be used runs the programs whose kernels are refused.
     """
 
     name = "cupy"
     lowered = DeviceBackend.lowered
 
-    def __init__(self, device: Device, fused: bool | None = None) -> None:
+    def __init__(self, device: Device, fused: bool | None = None, others: Sequence[Callable[[], Backend]] = ()) -> None:
         self.on_device = DeviceBackend(device, fused)
+        self._others = others
+        self._other: Backend | None = None
+        self._lock = threading.Lock()
 
-    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> HostBinding:
+    def bind(self, program: Program, batch: int, arrays: Arrays, scratch: np.ndarray | None = None) -> Binding:
         device = self.on_device.device
         if scratch is not None and not device.owns(scratch):
             scratch = device.array(scratch)
-        return HostBinding(self.on_device.bind(program, batch, {}, scratch), arrays)
+        try:
+            return HostBinding(self.on_device.bind(program, batch, {}, scratch), arrays)
+        except UnsupportedOperationError as reason:
+            return self._instead(reason).bind(program, batch, arrays)
+
+    def _instead(self, reason: UnsupportedOperationError) -> Backend:
+        """The backend for programs that are refused; warns of the reason the first time, raises it if there is no backend."""
+        with self._lock:
+            if self._other is None:
+                self._other = _first_usable(self._others)
+                if self._other is None:
+                    raise reason
+                text = f"{self._other.name} runs what the GPU backend cannot, which is slower: {reason}"
+                warnings.warn(text, RuntimeWarning, stacklevel=levels_outside())
+            return self._other
 
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         return self.on_device.listing(program, passes=passes, batch=batch)
@@ -168,26 +189,35 @@ class CupyBackend(Backend):
         return self.on_device.allocate(nbytes)
 
     def feed(self, binding: Binding, sources: Arrays, order: np.ndarray) -> Feed:
-        assert isinstance(binding, HostBinding)
+        if not isinstance(binding, HostBinding):
+            assert self._other is not None
+            return self._other.feed(binding, {name: on_host(source) for name, source in sources.items()}, order)
         return HostFeed(binding, self.on_device.feed(binding.inner, sources, order), sources)
 
     def member_feed(
         self, program: Program, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray, own: Collection[str]
     ) -> MemberFeed:
+        one_by_one = partial(super().member_feed, program, batch, arrays, sources, orders, own)
         compiled = self.on_device.of_one_block(program, batch, sources)
         if compiled is None:
-            return super().member_feed(program, batch, arrays, sources, orders, own)
-        return HostMemberFeed(self.on_device.device, compiled, batch, arrays, sources, orders, own)
+            return one_by_one()
+        return HostMemberFeed(self.on_device.device, compiled, batch, arrays, sources, orders, own, one_by_one)
 
     def sources(self, data: Arrays) -> dict[str, np.ndarray]:
         return self.on_device.sources(data)
 
     def batch_stream(self, binding: Binding, like: Arrays) -> BatchStream:
-        assert isinstance(binding, HostBinding)
-        return HostBatchStream(binding, like)
+        return HostBatchStream(binding, like) if isinstance(binding, HostBinding) else super().batch_stream(binding, like)
 
     def join(self, comm: object) -> None:
         self.on_device.join(comm)
 
     def running(self) -> AbstractContextManager[object]:
         return self.on_device.running()
+
+
+def _first_usable(makers: Sequence[Callable[[], Backend]]) -> Backend | None:
+    for make in makers:
+        with suppress(ValueError):  # its library is missing, or cannot compute either
+            return make()
+    return None

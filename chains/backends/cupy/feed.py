@@ -7,14 +7,14 @@ For an ensemble, one launch does the steps of all members: each block trains one
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Arrays, Feed, MemberFeed, updated
+from chains.backends.base import Arrays, Feed, MemberFeed, UnsupportedOperationError, updated
 from chains.backends.cupy.binding import DeviceBinding, HostBinding, as_graph, device_arrays, launch
 from chains.backends.cupy.compiler import MIN_WIDE_ELEMENTS
 from chains.backends.cupy.device.interface import Device, Work
@@ -286,21 +286,28 @@ class DeviceMemberFeed(MemberFeed):
 
 
 class HostMemberFeed(MemberFeed):
-    """A feed on the GPU for parameters in host memory, which every call brings up to date."""
+    """A feed on the GPU for parameters in host memory, which every call brings up to date.
+
+    `otherwise` makes another feed, for a device that refuses the kernels.
+    """
 
     def __init__(
         self, device: Device, compiled: FusedProgram, batch: int, arrays: Arrays, sources: Arrays, orders: np.ndarray,
-        own: Collection[str]
+        own: Collection[str], otherwise: Callable[[], MemberFeed],
     ) -> None:  # fmt: skip
-        self._device, self._arrays = device, arrays
+        self._device, self._arrays, self._otherwise = device, arrays, otherwise
         self._there = {name: device.array(array) for name, array in arrays.items()}
         self._updated = updated(compiled.program, {*own} & {*arrays})
-        self._feed = DeviceMemberFeed(device, compiled, batch, self._there, sources, orders, own)
+        self._feed: MemberFeed = DeviceMemberFeed(device, compiled, batch, self._there, sources, orders, own)
 
     def __call__(self, first: int, values: np.ndarray, members: np.ndarray) -> np.ndarray:
         for name, array in self._there.items():
             self._device.assign(array, self._arrays[name])
-        done = self._feed(first, values, members)
+        try:
+            done = self._feed(first, values, members)
+        except UnsupportedOperationError:  # before anything has changed
+            self._feed, self._there, self._updated = self._otherwise(), {}, []
+            return self._feed(first, values, members)
         for name in self._updated:
             self._device.assign(self._arrays[name], self._there[name])
         return done

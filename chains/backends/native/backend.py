@@ -115,7 +115,7 @@ class NativeBackend(Backend):
 
         return NativeFitter(bind, lambda: self.threads, model, value, shared, own)
 
-    def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable | None:
+    def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any] | None:
         if isinstance(binding, FollowingBinding) and binding.work <= MAX_LOCKED_OPERATIONS:
             return following_function(binding, ins, outs)
         if isinstance(binding, NativeBinding) and binding.work <= MAX_LOCKED_OPERATIONS:

@@ -16,7 +16,8 @@ import llvmlite
 import numpy as np
 
 from chains.backends.base import Arrays, Binding, Feed
-from chains.backends.native.binding import CompiledProgram, NativeBinding
+from chains.backends.native.binding import NativeBinding
+from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.runtime.fastcall import decline_all, move, python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.program.program import Program
@@ -63,6 +64,8 @@ class FollowingBinding(Binding):
 
     def run(self) -> None:
         self.present().run()
+
+    __call__ = run
 
     def release(self, names: Iterable[str]) -> bool:
         return self.present().release(names)

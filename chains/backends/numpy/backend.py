@@ -15,8 +15,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, UnsupportedOperationError, aligned, cannot_run
+from chains.backends.lowering import Call
 from chains.backends.numpy.images import Workspace
-from chains.backends.numpy.lowerings import LOWERINGS, Call, lower
+from chains.backends.numpy.lowerings import LOWERINGS, lower
 from chains.backends.numpy.memory import NO_FUNCTIONS, Functions, Memory
 from chains.program import operations
 from chains.program.loop import all_operations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError, cannot_run
+from chains.backends.lowering import Call, loop_calls, uniform
 from chains.backends.numpy.formulas import CallSequence, Register, array_calls, scalar_call, sequence_calls
 from chains.backends.numpy.images import convolve, convolve_input, convolve_weight, pool, pool_input
 from chains.backends.numpy.memory import Memory
@@ -19,7 +20,6 @@ from chains.program.rows import UpdateRows
 from chains.program.view import View
 from chains.support.communicator import all_reduce
 
-Call = Callable[[], Any]
 FIRST_OF_ROWS = 1 << 10  # the number of the first temporary array of an update of rows
 
 _longest_ones: dict[np.dtype[Any], np.ndarray] = {}
@@ -229,23 +229,10 @@ def _updates(memory: Memory, operation: UpdateRows, outs: list[np.ndarray], ins:
 
 
 def _random(memory: Memory, operation: ops.Random) -> list[Call]:
-    out, key, *first = (memory.array(view) for view in operation.views)
-    bits = np.random.Philox(key=[0, 0])
-    generator, state = np.random.Generator(bits), bits.state
-    counter, philox_key = state["state"]["counter"], state["state"]["key"]
-    counter[1] = operation.draw
+    out, *words = (memory.array(view) for view in operation.views)
     direct = out.dtype == np.float32 and out.flags.c_contiguous
     numbers = out if direct else memory.temporary(out.shape, np.float32)
-    size = operation.outs[0].sample_size
-
-    def draw() -> None:
-        philox_key[0], counter[2] = key[0], key[1]
-        counter[0], skipped = divmod(int(first[0]) * size, 8) if first else (0, 0)
-        bits.state = state
-        if skipped:
-            generator.random(skipped, dtype=np.float32)
-        generator.random(dtype=np.float32, out=numbers)
-
+    draw = partial(uniform(operation), numbers, *words)
     return [draw] if numbers is out else [draw, partial(np.copyto, out, numbers)]
 
 
@@ -268,29 +255,7 @@ def _fill(memory: Memory, operation: ops.Fill) -> list[Call]:
 
 
 def _loop(memory: Memory, operation: Loop) -> list[Call]:
-    calls = [call for each in operation.zeros for call in lower(memory, each)]
-    if not operation.advances:  # all steps are the same calls
-        return [*calls, *_step(memory, operation, 0) * operation.steps]
-    return [*calls, *(call for step in range(operation.steps) for call in _step(memory, operation, step))]
-
-
-def _step(memory: Memory, operation: Loop, step: int) -> list[Call]:
-    """The calls of one step."""
-    calls = [call for each in operation.at(step) for call in lower(memory, each)]
-    if operation.skip_where_zero is None:
-        return calls
-    return [_unless_zero(memory.array(operation.skip_where_zero.at(operation.depth, step)), calls)]
-
-
-def _unless_zero(needed: np.ndarray, calls: Sequence[Call]) -> Call:
-    """One call for those of a step that may be left out."""
-
-    def step() -> None:
-        if needed.any():
-            for call in calls:
-                call()
-
-    return step
+    return loop_calls(operation, partial(lower, memory), lambda view: memory.array(view).any)
 
 
 LOWERINGS: dict[type[ops.Operation], Callable[..., list[Call]]] = {

@@ -39,7 +39,7 @@ class Adjoint(Solution):
         ops, n, known, last = self.ops, self.n, self.n + self.inputs.given, self.grid.intervals
         state, d_state, d_given = ops.scratch("state", (n,)), ops.scratch("d_state", (n,)), dx.slice(-1, n, known)
         sums = GradientSums(ops, self.grid, self.rhs)
-        self._begin_pullback(d_state, None if self.clock is not None else dy.index(1, last), dx, failed)
+        self._begin_pullback(d_state, None if self.clock is not None else dy.index(1, last), dx, failed, dy)
         if self.clock is not None:
             ops.copy(state, y.index(1, last))
             with self._segments(backwards=True, failed=failed) as at:

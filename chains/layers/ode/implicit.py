@@ -321,7 +321,7 @@ class ImplicitSolution(Solution):
             ops.fill(d_slopes, 0.0)
             newton.add(d_slopes, d_slopes, h, weights, d_state.expand(1))
             with ops.loop(stages - 1, backwards=True, closed=True) as stage:
-                later = lambda view: stage.now(view.slice(1, 1, stages), 1)  # noqa: E731
+                later: Callable[[View], View] = lambda view: stage.now(view.slice(1, 1, stages), 1)  # noqa: E731
                 pullback = self._pullback(ops, lambda view: later(step.now(view, 1)))
                 newton.pull(later(own), d_seen, later(d_slopes), h, inverse, pullback)
                 row = stage.now(rows.slice(0, 1, stages), 0)

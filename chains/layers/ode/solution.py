@@ -143,7 +143,7 @@ class Solution:
         ops, n, known = self.ops, self.n, self.n + self.inputs.given
         d_state, adaptive = ops.scratch("d_state", (n,)), self.clock is not None
         d_last = d_end if adaptive or d_end is not None else dy.index(1, self.grid.intervals)
-        self._begin_pullback(d_state, d_last, dx, failed)
+        self._begin_pullback(d_state, d_last, dx, failed, dy)
         d_begins = self._at_begins(dy) if not adaptive else None
         sums = GradientSums(ops, self.grid, self.rhs)
         with self._segments(backwards=True, failed=failed) as at:
@@ -159,14 +159,20 @@ class Solution:
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
 
-    def _begin_pullback(self, d_state: View, d_last: View | None, dx: View, failed: View | None) -> None:
-        """Record the first cotangents of the pullback: those of the state, and of the features after it in a sample."""
+    def _begin_pullback(self, d_state: View, d_last: View | None, dx: View, failed: View | None, dy: View) -> None:
+        """Record the first cotangents of the pullback: those of the state, and of the features after it in a sample.
+
+        Those of failed solutions are NaN, as products with a cotangent, so that series of cotangents have a rule for them.
+        """
         for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
             if failed is None and given is None:
                 self.ops.fill(view, 0.0)
+            elif failed is None:
+                self.ops.copy(view, given)
             else:
-                terms = [term for term in (given, failed) if term is not None]
-                self.ops.map(view, lambda *terms: sum(terms), *terms)
+                any_one, zero = (given, False) if given is not None else (dy.index(1, 0).slice(-1, 0, 1), True)
+                spoilt = lambda d, failed, zero=zero: where(failed == 0.0, 0.0 if zero else d, failed * d)  # noqa: E731
+                self.ops.map(view, spoilt, any_one, failed)
 
     def _pull_steps(self, at: Around, sums: GradientSums, d_state: View, dy: View, d_times: View | None, d_given: View) -> None:
         """Record the pullback of the steps of a segment."""

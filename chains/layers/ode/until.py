@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from chains.expr import where
@@ -73,7 +74,7 @@ class UntilEvent(Strategy):
         ops, offset = setup.ops, setup.solution.inputs.first
         first = [offset] if isinstance(offset, View) else []
         number = 0.0 if first else offset
-        to_time = lambda t, *first: t + (first[0] if first else number)  # noqa: E731
+        to_time: Callable[..., Any] = lambda t, *first: t + (first[0] if first else number)  # noqa: E731
         ops.map(end, to_time, event.end, *first)
         ops.map(
             times, lambda t, end, *first: to_time(where(t < end, t, end), *first), self.steps.clock(setup), event.end, *first

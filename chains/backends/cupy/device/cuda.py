@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from chains.backends.base import UnsupportedOperationError
 from chains.backends.cupy.device import cudnn, nccl
 from chains.backends.cupy.device.cublas import WORKSPACE_BYTES, Cublas
 from chains.backends.cupy.device.interface import Device, Event, Gemm, Queue, Uncaptured, Work
@@ -91,7 +92,13 @@ class CudaDevice(Device):
             if text not in self._modules:
                 self._modules[text] = raw_module(self.cupy, text)
             module = self._modules[text]
-            return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
+            try:
+                return {kernel.name: module.get_function(kernel.name) for kernel in kernels}
+            except MemoryError:
+                raise
+            except Exception as error:  # of NVRTC, of the driver, or of loading them: CuPy has many
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                raise UnsupportedOperationError(f"backend 'cupy' cannot compile its kernels: {reason}") from error
 
     def launch(
         self, kernel: Any, grid: tuple[int, int], block: tuple[int, int], arguments: Sequence[np.generic], shared: int = 0

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from chains.backends.native.kernels.products import FusedProduct
-from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment
-from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, Work, divided, works_of
+from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment, Work
+from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, divided, works_of
 from chains.program.alias import conflict, overlap
 from chains.program.operations import Map, MatMul, Operation
 from chains.program.view import View

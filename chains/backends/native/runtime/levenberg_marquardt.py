@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, number
 from chains.backends.native.llvm.jit import Code, machine_code
@@ -370,7 +371,7 @@ def _look(module: Module) -> Function:
 def _note_sizes(w: _Fit) -> None:
     """Count the parameters on which something depends; the others are zero at the start."""
     f, n, start, zero, one = w.f, w.get("n"), w.get("start"), w.constant(0.0), w.constant(1.0)
-    used = lambda i: f.compare("une", w.diagonal(i), zero)  # noqa: E731
+    used: Callable[[Any], Any] = lambda i: f.compare("une", w.diagonal(i), zero)  # noqa: E731
     w.put("used", w.larger(w.total(n, lambda i: f.select(used(i), one, zero)), one))
     w.each(n, lambda i: w.write(start, i, f.select(used(i), w.at(start, i), zero)))
     _set_sizes(w)

@@ -14,7 +14,7 @@ from chains.minimize.rows import CompiledFits
 from chains.minimize.stopping import REST, Limits
 from chains.network import record_derivatives
 from chains.network.record import Criterion
-from chains.network.second_order import SecondOrder
+from chains.objectives.second_order import SecondOrder
 
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
 MAX_RESIDUALS = 8  # of a sample: the program has a pullback for each, and solutions of an ODE would take long to compile

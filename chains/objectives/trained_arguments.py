@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from chains.network.free import FreeObjective
-from chains.network.minimize_with_scipy import check_start, minimize_with_scipy
+from chains.objectives.free import FreeObjective
+from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
 from chains.support.messages import counted
 
 Function = Callable[..., Any]

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from chains.backends.base import Fitter
-from chains.losses import Loss
 from chains.minimize.rows import CompiledFits
-from chains.network import ensembles, executables
-from chains.network.fits import fitter_of, started
-from chains.network.free import FreeEnsembleObjective
-from chains.network.network import Network, network_of
-from chains.network.objective import Objective, objective
-from chains.penalties import Penalty
+from chains.network import ensembles
+from chains.network.agreement import agreement
+from chains.network.call import Call, Method, door
+from chains.network.network import network_of
+from chains.objectives.fits import fitter_of, started
+from chains.objectives.free import FreeEnsembleObjective
+from chains.objectives.objective import Objective, objective
 from chains.support.arrays import as_array
 from chains.support.checks import check_count
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted
 
 
-def own_members(network: Network, x: Any, t: Any, loss: Loss, weights: Any) -> int | None:
+def own_members(call: Call) -> int | None:
     """The number of members that have separate data, along a first axis of `x`, `t` or `weights`; None if data are shared."""
-    x, t = as_array("x", x), as_array("t", t)
-    shape = network.input_shape
+    x, t, weights, loss = as_array("x", call.x), as_array("t", call.t), call.weights, call.loss
+    shape = call.network.input_shape
     if x.ndim == len(shape) + 2 and x.shape[2:] == shape:
         return len(x)
     if x.ndim != len(shape) + 1:
         return None
     samples = len(x)
-    if t.ndim > 1 and t.shape[1] == samples and not ensembles.fits(t, samples, network.output_shape, loss):
+    if t.ndim > 1 and t.shape[1] == samples and not ensembles.fits(t, samples, call.network.output_shape, loss):
         return len(t)
     weights = None if weights is None else as_array("weights", weights)
     if weights is not None and weights.ndim > 1 and weights.shape[1] == samples:
@@ -42,28 +42,25 @@ def own_members(network: Network, x: Any, t: Any, loss: Loss, weights: Any) -> i
     return None
 
 
-def objective_of(
-    net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
-    comm: Any,
-) -> Objective | EnsembleObjective:  # fmt: skip
+@door(Method("objective", "net.objective(x, t, loss)", "net x t loss penalty weights lengths state mode seed comm"))
+def objective_of(call: Call) -> Objective | EnsembleObjective:
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
-    network = network_of(net)
-    with executables.agreement(comm) as processes:
-        count = own_members(network, x, t, loss, weights)
-        if count is not None and (lengths is not None or comm is not None):
+    with agreement(call.comm) as call.processes:
+        count = own_members(call)
+        if count is not None and (call.lengths is not None or call.comm is not None):
             raise ValueError("`lengths` and `comm` are for data of one network, but here each member has its own")
         if count is None:
-            return objective(net, x, t, loss, penalty, weights, lengths, state, mode, seed, processes)
+            return objective(call)
     if not count:
         raise ValueError("`x`, `t` or `weights` is of no members: data of members need one row at least")
-    data = ensembles.check_data(network, count, x, t, loss, weights, None)
-    return EnsembleObjective(data, partial(_made, net, loss, penalty, state, mode, seed))
+    data = ensembles.check_data(call, ensembles.Members(count))
+    shared = {name: getattr(call, name) for name in ("net", "loss", "penalty", "state", "mode", "seed")}
+    return EnsembleObjective(data, partial(_made, shared))
 
 
-def _made(
-    net: Any, loss: Loss, penalty: Penalty | None, state: Any, mode: str, seed: int, x: Any, t: Any, weights: Any = None
-) -> Objective:
-    return objective(net, x, t, loss, penalty, weights, None, state, mode, seed, None, check_finite=False)  # others may fit
+def _made(shared: Mapping[str, Any], **own: Any) -> Objective:
+    """The objective of a member, from its own data and the shared arguments."""
+    return objective(Call(network_of(shared["net"]), {**shared, **own}), check_finite=False)  # others may fit
 
 
 class EnsembleObjective:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains.minimize.minimize import minimize as minimize_in_place
-from chains.network.minimize_with_scipy import minimize_with_scipy
+from chains.objectives.minimize_with_scipy import minimize_with_scipy
 from chains.support.arrays import as_array
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted

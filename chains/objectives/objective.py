@@ -13,47 +13,38 @@ import numpy as np
 from chains.backends import Binding, Executable
 from chains.backends.base import Fitter
 from chains.backends.executable import decline
-from chains.losses import Loss
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
-from chains.network import checks, executables
-from chains.network.fits import fitter_of, started
-from chains.network.free import FreeObjective
-from chains.network.network import Network, network_of
-from chains.network.second_order import SecondOrder
-from chains.network.trained_arguments import minimize_trained
-from chains.penalties import Penalty
+from chains.network import executables
+from chains.network.call import Call, check_data, check_numbers, shared_arrays, state_of
+from chains.network.network import Network
+from chains.objectives.fits import fitter_of, started
+from chains.objectives.free import FreeObjective
+from chains.objectives.second_order import SecondOrder
+from chains.objectives.trained_arguments import minimize_trained
 from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import counted
 
 
-def objective(
-    net: Any, x: Any, t: Any, loss: Loss, penalty: Penalty | None, weights: Any, lengths: Any, state: Any, mode: str, seed: int,
-    processes: executables.Agreement | None, check_finite: bool = True,
-) -> Objective:  # fmt: skip
+def objective(call: Call, *, check_finite: bool = True) -> Objective:
     """The loss on this data as a function of the parameters alone; see `Chain.objective`."""
-    network, training = network_of(net), arguments.check_mode(mode)
-    data, criterion = executables.problem(network, x, t, loss, weights, penalty, lengths)
-    in_memory = not any(MappedFile.of(array, array.dtype) for array in data.values())  # files may be too long to be read
+    network, processes = call.network, call.processes
+    call.training = arguments.check_mode(call.mode)
+    check_data(call)
+    in_memory = not any(MappedFile.of(array, array.dtype) for array in call.data.values())  # files may be too long to be read
     if check_finite and in_memory:
-        arguments.check_finite(np.dtype(np.float64), **checks.with_counted_targets(network.declaration, data))
-    data = arguments.to_device_of(data["x"], data)
-    x, parallel = data["x"], processes is not None
-    executable = executables.gradient_of(network, x, criterion, np.dtype(np.float64), training, parallel, pure=True)
-    known = executables.state_for(network, executable.program, state, None, data)
+        check_numbers(call, call.dtype)
+    call.data = arguments.to_device_of(call.data["x"], call.data)
+    executable = executables.gradient_of(call, pure=True)
+    known = state_of(call, executable.program, call.data)
     extra = {name: memory_of(a).array(memory_of(a).contiguous(a, np.float64)) for name, a in known.items()}
-    extra |= executables.random_numbers(executable, seed, x)
-    total, first = (len(x), 0) if processes is None else processes.part_of(len(x))
-    if training:
-        network.check_batch(total)
-    if processes is not None:
-        extra |= executables.part_arrays(processes.comm, executable, total, first, x)
-    comm = None if processes is None else processes.given
-    remake = partial(net.objective, loss=loss, penalty=penalty, mode=mode, seed=seed, comm=comm)
-    second = SecondOrder(network, loss, penalty) if processes is None else None
-    return Objective(executable, data, network, extra, remake, second)
+    extra |= shared_arrays(call, executable, len(call.data["x"]))
+    settings = {name: getattr(call, name) for name in ("loss", "penalty", "mode", "seed")}
+    remake = partial(call.net.objective, **settings, comm=None if processes is None else processes.given)
+    second = SecondOrder(network, call.loss, call.penalty) if processes is None else None
+    return Objective(executable, call.data, network, extra, remake, second)
 
 
 class Objective:

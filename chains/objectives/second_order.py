@@ -12,6 +12,7 @@ import numpy as np
 
 from chains.losses import Loss, MSELoss, SquaredLoss
 from chains.network import calls, derivatives
+from chains.network.call import Call
 from chains.network.network import Network
 from chains.penalties import Penalty
 from chains.residuals.loss import ResidualLoss
@@ -29,16 +30,15 @@ class SecondOrder:
     penalty: Penalty | None
 
     def hessian_product(self, p: np.ndarray, data: Mapping[str, Any], v: np.ndarray) -> np.ndarray:
-        weights, state, lengths = data.get("weights"), data.get("state"), lengths_in(data, slice(None))
-        return derivatives.hessian_product(
-            self.network, p, data["x"], data["t"], self.loss, v, weights, lengths, self.penalty, state, None
-        )
+        absent = dict.fromkeys(("weights", "state", "out"))
+        given = absent | {**data, "lengths": lengths_in(data, slice(None)), "loss": self.loss, "penalty": self.penalty}
+        product: np.ndarray = derivatives.hvp(self.network, p=p, v=v, **given)
+        return product
 
     def residuals(self, p: np.ndarray, data: Mapping[str, Any]) -> np.ndarray:
         factors, every = self.factors(data), slice(0, len(data["x"]))
         if isinstance(self.loss, ResidualLoss):
-            given = data["x"], data["t"], self.loss, data.get("state")
-            r = derivatives.residuals(self.network, p, *given, with_jacobian=False)["r"].ravel()
+            r = derivatives.residuals(self._call(p, data, every), with_jacobian=False)["r"].ravel()
         else:
             r = self._differences(p, data, every).ravel()
         _weigh(r, factors)
@@ -72,18 +72,23 @@ class SecondOrder:
         self, p: np.ndarray, data: Mapping[str, Any], part: slice, factors: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The residuals of some samples, and their Jacobian."""
-        own, state = factors[part.start * self.per_sample : part.stop * self.per_sample], data.get("state")
-        x, t = data["x"][part], data["t"][part]
+        own = factors[part.start * self.per_sample : part.stop * self.per_sample]
         if isinstance(self.loss, ResidualLoss):
-            found = derivatives.residuals(self.network, p, x, t, self.loss, state, with_jacobian=True)
+            found = derivatives.residuals(self._call(p, data, part), with_jacobian=True)
             r, j = found["r"], found["j"]
         else:
             r = self._differences(p, data, part)
-            j = derivatives.jacobian(self.network, p, x, lengths_in(data, part), state, None)
+            j = derivatives.jacobian(self.network, p, data["x"][part], lengths_in(data, part), data.get("state"), None)
         r, j = r.ravel(), j.reshape(r.size, len(p))
         _weigh(r, own)
         _weigh(j, own[:, None])
         return r, j
+
+    def _call(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> Call:
+        """A call on some samples."""
+        call = Call(self.network, {"p": p, "loss": self.loss, "state": data.get("state")})
+        call.data = {name: data[name][part] for name in ("x", "t")}
+        return call
 
     def _differences(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> np.ndarray:
         x = data["x"][part]

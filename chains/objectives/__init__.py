@@ -1,0 +1,1 @@
+"""The loss on fixed data as a function of the parameters: values, gradients, residuals, and their minimisers."""
