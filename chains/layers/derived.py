@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from chains.program.loop import all_operations
 from chains.program.operations import Copy, Operation
 from chains.program.recorder import Recorder
-from chains.program.transpose import Place, Transposer, kept, without_parts
+from chains.program.transpose import Place, kept, without_parts
+from chains.program.transpose_loops import LoopTransposer
 from chains.program.view import Batch, Buffer, View
 
 
@@ -72,7 +73,9 @@ def derive(
     while changed is not None:
         operations = changed
         with ops.label(label), keeping_parts(ops, False), ops.aside() as pullback:
-            reads = Transposer(ops, operations, places).record(results)
+            transposer = LoopTransposer(ops, operations, places)
+            reads = transposer.record(results)
+        operations = transposer.operations
         changed = kept(operations, reads, places)
     return without_parts(operations), pullback
 

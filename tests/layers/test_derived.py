@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import chains
-from chains import expr
+from chains import expr, losses
 from chains.layers import Cell, Layer, node
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.operations import Window
 from chains.testing import check_gradients, run_program
-from tests.harness import BACKENDS, LAYERS, assert_close
+from tests.harness import BACKENDS, LAYERS, LOSS_CASES, assert_close
 
 # Layers whose `forward` has a loop, which has no rule; their parts are derived.
 WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "SteadyState"}
@@ -230,6 +232,10 @@ AT_A_STEP = {
 @pytest.mark.parametrize("name", AT_A_STEP)
 def test_the_step_of_a_loop_by_forward_alone(name):
     shape, layer = AT_A_STEP[name]
+    check_in_a_direction(layer, shape, native=name in ("cell", "ODE"))
+
+
+def check_in_a_direction(layer, shape, *, native):
     net = chains.Chain(layer, input_shape=shape, backend="numpy")
     rng, h = np.random.default_rng(1), 1e-5
     p, x = rng.normal(size=net.n_params), rng.normal(size=(2, *shape))
@@ -238,15 +244,111 @@ def test_the_step_of_a_loop_by_forward_alone(name):
     dy = rng.normal(size=up.shape)
     g, g_x = net.vjp(p, x, dy)
     assert math.isclose(np.sum(g * dp) + np.sum(g_x * dx), np.sum((up - down) * dy) / (2 * h), rel_tol=2e-7)
-    if name in ("cell", "ODE"):
+    if native:
         own = chains.Chain(layer, input_shape=shape, backend="native")
         for found, wanted in zip(own.vjp(p, x, dy), (g, g_x), strict=True):
-            assert_close(found, wanted, 1e-12, name)
+            assert_close(found, wanted, 1e-12, str(layer))
 
 
-def looping(ops, x, y, p, s):
+class ByForward(losses.Loss):
+    """A loss of the library whose gradient is derived."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def forward(self, ops, y, t, w, value):
+        self.loss.record(ops, y, t, w, value, ops.scratch("never read", y.sample_shape))
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("case", LOSS_CASES, ids=str)
+def test_gradients_of_losses_are_derived(case):
+    net, problem = case.net(), case.problem(4)
+    own, derived = case.loss, ByForward(case.loss)
+    derived.check_target, derived.weighs_targets = own.check_target, own.weighs_targets
+    wanted, found = (net.value_and_grad(problem.p, problem.x, problem.t, each, weights=problem.w) for each in (own, derived))
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(np.asarray(a), np.asarray(b), 1e-13, str(case))
+
+
+TWENTY = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tutorials" / "custom" / "twenty_layers.py"))["LAYERS"]
+
+
+@pytest.mark.parametrize(("layer", "shape"), TWENTY, ids=[str(layer) for layer, _ in TWENTY])
+def test_the_layers_of_the_tutorial(layer, shape):
+    check_in_a_direction(layer, shape, native=False)  # the tutorial checks all directions
+
+
+def test_the_tutorial_has_twenty_layers():
+    assert len({str(layer) for layer, _ in TWENTY}) == 20
+
+
+def plain_rnn(ops, x, y, p, s):
+    ops.fill(s.h, 0.0)
+    with ops.loop(x.shape[1]) as at:
+        ops.matmul(s.a, at.now(x, 1), p.w)
+        ops.matmul(s.a, s.h, p.v, accumulate=True)
+        ops.map(s.h, lambda a, b: expr.tanh(a + b), s.a, p.b)
+        ops.copy(at.now(y, 1), s.h)
+
+
+def moving_average(ops, x, y, p, s):
+    ops.fill(y, 0.0)
+    with ops.loop(x.shape[1], backwards=True) as at:
+        ops.map(y, lambda y, x, k: k * expr.sin(y) + x, y, at.now(x, 1), p.k)
+
+
+def path(ops, x, y, p, s):
+    """An explicit method for x' = sin(w x), each state after the one before it."""
+    ops.copy(y.index(1, 0), x)
     with ops.loop(3) as at:
-        ops.map(at.now(y, 1), lambda x: 2 * x, at.now(x, 1))
+        now, later = at.now(y, 1), at.now(y, 1, ahead=1)
+        ops.matmul(s.a, now, p.w)
+        ops.map(later, lambda x, a: x + 0.1 * expr.sin(a), now, s.a)
+
+
+def two_loops(ops, x, y, p, s):
+    """A scan of rows, whose step is a scan of columns."""
+    ops.fill(s.row, 0.0)
+    with ops.loop(2) as outer:
+        ops.fill(s.left, 1.0)
+        with ops.loop(3) as inner:
+            ops.map(s.left, lambda a, x, w: expr.tanh(a * x + w), s.left, inner.now(outer.now(x, 1), 1).expand(-1), p.w)
+            ops.map(s.row, lambda r, a: r * a + a, s.row, s.left)
+        ops.map(outer.now(y, 1).expand(-1), lambda r, a: r + a * a, s.row, s.left)
+
+
+def rows_of_steps(ops, x, y, p, s):
+    """Weights for each step, and a product of rows of two numbers."""
+    with ops.loop(3) as at:
+        ops.map(s.z.reshape(4), lambda x, w: x * expr.exp(w), at.now(x, 1), at.now(p.w, 0))
+        ops.matmul(s.q.rows, s.z.rows, p.v)
+        ops.map(at.now(y, 1), lambda q, x: q * q + x, s.q.reshape(4), at.now(x, 1))
+
+
+def ahead(ops, x, y, p, s):
+    """Differences of neighbours, added up in a scratch array with an entry for each step."""
+    ops.fill(s.total, 0.0)
+    with ops.loop(3) as at:
+        ops.map(at.now(s.d, 1), lambda a, b: (b - a) * a, at.now(x, 1), at.now(x, 1, ahead=1))
+        ops.map(s.total, lambda t, d: t * d + d, s.total, at.now(s.d, 1))
+    ops.map(y, lambda t, d: t * d, s.total, s.d.index(1, 2))
+
+
+WITH_A_LOOP = {
+    "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
+    "averages": ((4, 2), Plain((2,), {"k": (2,)}, {}, moving_average)),
+    "path": ((2,), Plain((4, 2), {"w": (2, 2)}, {"a": (2,)}, path)),
+    "two loops": ((2, 3), Plain((2,), {"w": (1,)}, {"row": (1,), "left": (1,)}, two_loops)),
+    "rows": ((3, 4), Plain((3, 4), {"w": (3, 4), "v": (2, 2)}, {"z": (2, 2), "q": (2, 2)}, rows_of_steps)),
+    "ahead": ((4, 2), Plain((2,), {}, {"d": (3, 2), "total": (2,)}, ahead)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_LOOP)
+def test_layers_with_a_loop_by_forward_alone(name):
+    shape, layer = WITH_A_LOOP[name]
+    check_in_a_direction(layer, shape, native=name == "recurrence")
 
 
 def overwriting(ops, x, y, p, s):
@@ -258,7 +360,6 @@ def overwriting(ops, x, y, p, s):
 @pytest.mark.parametrize(
     ("error", "text", "layer"),
     [
-        (NotImplementedError, "no rule for the pullback of `loop`", Plain((3,), {}, {}, looping)),
         (ValueError, "`fill` overwrites", Plain((3,), {}, {"h": (3,)}, overwriting)),
     ],
 )
