@@ -180,6 +180,7 @@ LAYERS = [
     _layer("Activation-scalar", chains.Activation("silu"), ()),
     _layer("Scale", chains.Scale()),
     _layer("Append", chains.Append(a=0.5)),
+    _layer("Append-bounds", chains.Append(bounds={"a": (0, None), "b": (-2.0, 3.0)}, a=0.5, b=1.0)),
     _layer("Select", chains.Select([2, 0])),
     _layer("Select-twice", chains.Select([-1, 0, 1, -1]), (2, 3)),
     _layer("Dense-bounds", _dense(3, 4, chains.σ, weight_init=0.25, weight_bounds=(-1.0, 2.0))),

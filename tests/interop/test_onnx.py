@@ -75,8 +75,7 @@ def test_onnxruntime_computes_the_same(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_written_is_read(case):
     net, p, state, x = problem_of(case, np.float32)
-    is_known = case.name != "ConvTranspose-groups"  # onnx's evaluator cannot run it
-    back, q, again = from_onnx(to_onnx(net, p, state), backend="numpy", check=is_known)
+    back, q, again = from_onnx(to_onnx(net, p, state), backend="numpy")
     assert_close(back(x, q, state=again), net(x, p, state=state))
 
 
