@@ -21,10 +21,13 @@ from chains.activations import sigmoid
 from chains.expr import exp, log, log1p, maximum, sign, where
 from chains.expr.derivatives import derivative as derive
 from chains.expr.formulas import Replay, traced
+from chains.layers.derived import derive as derive_pullback
+from chains.layers.node import check_filled
 from chains.layers.softmax import log_sum_exp
 from chains.program.recorder import Recorder
 from chains.program.settings import FrozenOnceRecorded
-from chains.program.view import View
+from chains.program.transpose import Place
+from chains.program.view import View, scratch_like
 from chains.support.checks import check_flags, check_labels, check_number, check_text
 
 __all__ = [
@@ -80,9 +83,20 @@ class Loss(FrozenOnceRecorded, ABC):
             The shape of one sample's outputs.
         """
 
-    @abstractmethod
+    def forward(self, ops: Recorder, y: View, t: View, w: View | None, value: View) -> None:
+        """Record how the loss is filled; its gradient is derived. Other views may not be written to.
+
+        Parameters
+        ----------
+        ops, y, t, w, value
+            As of `record`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method `forward`, from which its gradient could be derived")
+
     def record(self, ops: Recorder, y: View, t: View, w: View | None, value: View, dy: View) -> None:
         """Record how the loss and its gradient are filled. Other views may not be written to.
+
+        A class without this method gets the gradient from the operations of `forward`.
 
         Parameters
         ----------
@@ -98,6 +112,15 @@ class Loss(FrozenOnceRecorded, ABC):
         dy : View, shape (batch, *output)
             Filled with its gradient.
         """
+        given = dy if dy.contiguous else scratch_like(dy, "dy")
+        slope = ops.scratch("d value", (), batched=False)
+        places = [Place(y, given), Place(value, slope)]
+        operations, pullback = derive_pullback(ops, lambda: self.forward(ops, y, t, w, value), places, [value], "")
+        check_filled(f"{type(self).__name__}.forward", operations, {"value": value})
+        ops.operations += operations
+        ops.fill(slope, 1.0)
+        ops.operations += pullback
+        ops.copy(dy, given)
 
 
 class SeriesLoss(Loss):

@@ -15,7 +15,7 @@ Call = Callable[[], Any]
 
 
 def loop_calls(
-    loop: Loop, lower: Callable[[Operation], list[Call]], is_needed: Callable[[View], Callable[[], bool]]
+    loop: Loop, lower: Callable[[Operation], list[Call]], is_needed: Callable[[View], Callable[[], Any]]
 ) -> list[Call]:
     """The calls of all steps of a loop.
 
@@ -34,7 +34,7 @@ def loop_calls(
     return [*first, *(call for number in range(loop.steps) for call in step(number))]
 
 
-def _unless_zero(needed: Callable[[], bool], calls: list[Call]) -> Call:
+def _unless_zero(needed: Callable[[], Any], calls: list[Call]) -> Call:
     """One call for those of a step that may be left out."""
 
     def step() -> None:

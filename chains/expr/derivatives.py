@@ -39,6 +39,18 @@ class Algebra:
         """Whether the node is a result of a formula, which is computed in any case."""
         return id(node) in self._given
 
+    def one(self, node: Expr) -> Expr:
+        """The object for a node that was made elsewhere, and for all equal ones."""
+        known: dict[int, Expr] = {}
+
+        def of(node: Expr) -> Expr:
+            if id(node) not in known:
+                operands = tuple(map(of, node.operands))
+                known[id(node)] = self._one(Expr(node.operation, operands, node.value) if operands else node)
+            return known[id(node)]
+
+        return of(node)
+
     def constant(self, value: float) -> Expr:
         return self._one(as_expr(value))
 
@@ -207,7 +219,6 @@ def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Seque
     chain, first = _Chain(formula), len(formula.inputs)
     count = len(formula.outputs)
     given = [Expr("input", value=first + count + k) for k in range(count)]
-    known: dict[tuple[object, ...], Expr] = {}
     found: list[Term] = []
     for group in inputs:
         total: Term = None
@@ -215,7 +226,7 @@ def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Seque
             terms = chain.derivatives(position)
             total = chain.total(total, *(chain.times(given[k], terms[k]) for k in outputs))
         total = None if total is None else _by_outputs(total, chain.outputs, first)
-        found.append(None if total is None else known.setdefault(key_of(total), total))
+        found.append(None if total is None else chain.one(total))
     return found
 
 
@@ -250,6 +261,10 @@ class _Chain:
     def number(self, term: Term) -> Expr:
         """A term as a node."""
         return self._algebra.constant(0.0) if term is None else term
+
+    def one(self, node: Expr) -> Expr:
+        """The same object for equal nodes. Each node below is visited once: formulas with recurrences share many."""
+        return self._algebra.one(node)
 
     def derivatives(self, input: int) -> list[Term]:
         """The derivatives of the outputs with respect to an input."""

@@ -23,13 +23,15 @@ class Source:
 
     `name` is for messages. `run` takes an input of the network and further arguments of its calls, and returns the output of
     the model and the results within it, by the names that parts have. `tolerance` is what counts as rounding in the model,
-    relative to the largest number of a sample. `settings` gives the further arguments for a number of samples.
+    relative to the largest number of a sample. `settings` gives the further arguments for a number of samples. `unread` is a
+    sentence about what was seen in the model and not read; empty if there is nothing.
     """
 
     name: str
     run: Callable[..., tuple[np.ndarray, dict[str, np.ndarray]]]
     tolerance: float
     settings: Callable[[int], dict[str, Any]] = lambda count: {}
+    unread: str = ""
 
 
 def check_same(net: Chain, p: np.ndarray, state: np.ndarray | None, names: Sequence[str], source: Source) -> None:
@@ -57,11 +59,16 @@ def check_same(net: Chain, p: np.ndarray, state: np.ndarray | None, names: Seque
 
 
 def _message(case: _Case, names: Sequence[str], source: Source, difference: str, inner: dict[str, np.ndarray]) -> str:
-    found = f"the network does not compute what {source.name} does: {difference}"
+    found, unread = (
+        f"the network does not compute what {source.name} does: {difference}",
+        source.unread and f". {source.unread}",
+    )
     for k, name in enumerate(names):
         if name and name in inner and (first := case.difference(k + 1, inner[name])):
-            return f"{found}. The first layer that differs is {k}, {case.net.layers[k]!r}, read from {name!r}: {first}"
-    return f"{found}. The first layer that differs is the last one, {len(names) - 1}" if names else found
+            return f"{found}. The first layer that differs is {k}, {case.net.layers[k]!r}, read from {name!r}: {first}{unread}"
+    return (
+        f"{found}. The first layer that differs is the last one, {len(names) - 1}" if names and not unread else found + unread
+    )
 
 
 @dataclass

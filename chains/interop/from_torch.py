@@ -20,7 +20,7 @@ from chains.expr import exp, expm1, log1p, maximum, minimum, tanh, where
 from chains.interop.comparison import Source
 from chains.interop.parts import Part, assembled, needed
 from chains.interop.to_torch import NAMES, own_modules
-from chains.interop.torch_modules import computing, is_known, kind, results
+from chains.interop.torch_modules import computing, is_known, kind, results, unread
 from chains.layers.base import SampleShape
 from chains.support.checks import check_flags
 from chains.support.messages import shown
@@ -77,7 +77,7 @@ def from_torch(
     check_flags(check=check)
     with computing(torch, module) as module:
         dtypes = {parameter.dtype for parameter in module.parameters()}
-        source = Source("the module", partial(results, torch, module), 1e-5) if check else None
+        source = Source("the module", partial(results, torch, module), 1e-5, unread=unread(module)) if check else None
         dtype = np.float64 if torch.float64 in dtypes else np.float32
         return assembled(_parts(torch, module), input_shape, backend, dtype, source)
 
@@ -371,7 +371,7 @@ MAKERS: dict[str, Callable[[Any], Part | list[Part]]] = {
     "Dropout": lambda m: Part(layers.Dropout(m.p)),
     **{f"Dropout{ndim}d": lambda m: Part(layers.SpatialDropout(m.p)) for ndim in (1, 2)},
     "Flatten": lambda m: Part(layers.Flatten()),
-    "Unflatten": lambda m: Part(layers.Reshape(*m.unflattened_size)),
+    "Unflatten": lambda m: Part(layers.Reshape(*m.unflattened_size), axes=1),
     "Identity": lambda m: [],
     "Softmax": partial(_softmax, layers.Softmax),
     "LogSoftmax": partial(_softmax, layers.LogSoftmax),

@@ -1,4 +1,4 @@
-"""onnx's reference evaluator, with what it lacks: old versions of operators, and the activations of recurrent layers."""
+"""onnx's reference evaluator, with what it lacks: windows of all kinds, old operators, activations of recurrent layers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 
 from chains.activations import ACTIVATIONS
 from chains.interop.onnx_recurrent import within
+from chains.interop.onnx_windows import operators
 
 
 def evaluator(model: Any, version: int) -> Any:
     """An evaluator of a model of this version of ONNX."""
+    import onnx
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(model, new_ops=[_rnn(), *(_old_softmax() if version < 13 else [])])
+    return ReferenceEvaluator(model, new_ops=[*operators(onnx), _rnn(), *(_old_softmax() if version < 13 else [])])
 
 
 def _rnn() -> type:

@@ -248,6 +248,8 @@ def _trimmed(array: np.ndarray, ndim: int) -> np.ndarray:
 
 
 def _group_norm(c: Call) -> list[Part]:
+    if not c.sample:
+        raise ValueError("its data must have an axis of channels after the batch")
     channels = c.sample[0]
     groups = c.a["num_groups"] if c.node.op_type == "GroupNormalization" else channels
     arrays = [np.repeat(array, channels // len(array)) for array in c.given(1, 3)]  # before opset 21, of groups

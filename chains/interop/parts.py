@@ -93,7 +93,7 @@ def _check_axes(net: Chain, parts: list[Part]) -> None:
     for part, declaration in zip(parts, network_of(net).declaration.children, strict=True):
         if part.axes not in (None, len(declaration.input)):
             raise ValueError(
-                f"{part.layer!r} is over the last axis, but the axis {part.axes} of its input is not the last one of samples "
+                f"{part.layer!r} takes the last axis, but the axis {part.axes} of its input is not the last one of samples "
                 f"of shape {declaration.input}"
             )
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from chains.support.messages import listed
+
 # The hooks of PyTorch that compute a weight, by the files of torch.nn.utils.
 REFRESHING = {"weight_norm": "WeightNorm", "spectral_norm": "SpectralNorm", "prune": "BasePruningMethod"}
 
@@ -39,10 +41,15 @@ def computing(torch: Any, module: Any) -> Iterator[Any]:
 
 def _refresh(module: Any) -> None:
     """Compute weights from others, as `weight_norm`, `spectral_norm` and `prune` do before each call of the module."""
-    kinds = tuple(getattr(importlib.import_module(f"torch.nn.utils.{file}"), name) for file, name in REFRESHING.items())
+    kinds = _refreshing()
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, kinds):
             hook(module, ())
+
+
+def _refreshing() -> Any:
+    """The classes of the hooks that compute weights."""
+    return tuple(getattr(importlib.import_module(f"torch.nn.utils.{file}"), name) for file, name in REFRESHING.items())
 
 
 def kind(torch: Any, module: Any) -> str:
@@ -58,6 +65,19 @@ def is_known(torch: Any, module: Any) -> bool:
 def _class(torch: Any, module: Any) -> type:
     parametrized = torch.nn.utils.parametrize.is_parametrized(module)
     return type(module).__bases__[0] if parametrized else type(module)
+
+
+def unread(module: Any) -> str:
+    """A sentence that names the modules with code of their own, hooks or a `forward`, which is not read; empty without them."""
+    changed = (name or "the module" for name, each in module.named_modules() if _is_changed(each))
+    names = listed(map(repr, changed))
+    return "" if names == "none" else f"Hooks and replaced `forward` methods are not read: there are some in {names}"
+
+
+def _is_changed(module: Any) -> bool:
+    kinds = _refreshing()
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return "forward" in vars(module) or any(not isinstance(hook, kinds) for hook in hooks)
 
 
 def results(torch: Any, module: Any, x: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -83,5 +103,4 @@ def _called(torch: Any, module: Any, x: Any, path: str, found: dict[str, np.ndar
 
 def _is_plain_sequence(torch: Any, module: Any) -> bool:
     """Whether an nn.Sequential does nothing but call its modules."""
-    changed = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-    return type(module) is torch.nn.Sequential and not changed
+    return type(module) is torch.nn.Sequential and not _is_changed(module)

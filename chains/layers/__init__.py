@@ -3,6 +3,7 @@
 from chains.layers.attention import Attention, PositionalEncoding, TransformerBlock
 from chains.layers.base import Declaration, Layer
 from chains.layers.combine import Parallel, Residual, Series
+from chains.layers.compartments import Compartments
 from chains.layers.constrained import Convex, Monotone
 from chains.layers.conv import CausalConv, Conv, ConvTranspose
 from chains.layers.dense import Dense
@@ -24,9 +25,9 @@ from chains.layers.steady import SteadyState
 
 __all__ = [
     "GRU", "LSTM", "ODE", "RNN", "SDE", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
-    "Chebyshev", "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding", "Equations", "Flatten",
-    "Fourier", "FourierSeries", "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer", "LayerNorm", "LogSoftmax",
-    "MaxPool", "Monotone", "Pad", "Parallel", "Periodic", "PositionalEncoding", "RMSNorm", "RNNCell", "Recurrent",
-    "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout", "SteadyState",
-    "TransformerBlock", "Upsample",
+    "Chebyshev", "Compartments", "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding",
+    "Equations", "Flatten", "Fourier", "FourierSeries", "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer",
+    "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad", "Parallel", "Periodic", "PositionalEncoding", "RMSNorm",
+    "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout",
+    "SteadyState", "TransformerBlock", "Upsample",
 ]  # fmt: skip

@@ -119,7 +119,7 @@ class Layer(ABC):
         """Record how ``g.<parameter>`` and `dx` are filled from `dy`, the gradient with respect to `y`.
 
         A class without this method gets its pullback from the operations of `forward`, when a network is recorded. Operations
-        without a rule, such as loops, are refused by name.
+        without a rule are refused by name.
 
         Fill all of them; do not add to them. Unused gradients (the first layer's `dx`, those of frozen parameters) are never
         computed.

@@ -6,6 +6,7 @@ from chains.population.files import load, save
 from chains.population.likelihood import PopulationObjective
 from chains.population.model import PopulationModel
 from chains.population.result import PopulationFit
+from chains.population.table import Table, read_table
 
 __all__ = [
     "Additive",
@@ -18,6 +19,8 @@ __all__ = [
     "PredictiveCheck",
     "Proportional",
     "Residuals",
+    "Table",
     "load",
+    "read_table",
     "save",
 ]

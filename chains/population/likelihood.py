@@ -22,13 +22,13 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.network import record
+from chains.network.derivatives import jacobian
 from chains.objectives.free import FreeObjective
-from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
-from chains.objectives.trained_arguments import completed, trained_arguments
+from chains.objectives.trained_arguments import minimize_trained
 from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
-from chains.population.effects import find_modes
+from chains.population.effects import LARGEST_FALL, find_modes
 from chains.population.errors import deviance_of
 from chains.support.arrays import as_array
 from chains.support.messages import counted
@@ -133,7 +133,7 @@ class PopulationObjective:
         self._start = np.zeros((subjects.count, split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient, infinite and NaN where no subject's effects are found.
+        """The value and the gradient; infinity and NaN if the effects of a subject are not found.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class PopulationObjective:
         return self._over_processes(g.T @ g)
 
     def point(self, theta: Any) -> Point:
-        """The subjects at a vector: their effects, values and matrices.
+        """The subjects at a vector: their effects, values and matrices, and whether the effects have converged.
 
         Parameters
         ----------
@@ -236,12 +236,7 @@ class PopulationObjective:
         **options
             SciPy's own keyword arguments.
         """
-        free = self.free
-        if free.n_params == self.n_params:
-            return minimize_with_scipy(self, theta, method, progress, options)
-        q = free.restrict(check_start(theta))
-        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
-        return completed(free, result)
+        return minimize_trained(self, theta, method, progress, options)
 
     @property
     def free(self) -> FreeObjective:
@@ -254,13 +249,14 @@ class PopulationObjective:
     def _with_arrays(self, theta: Any, read: Any) -> Any:
         theta = self.split.checked(theta)
         arrays = Arrays(self._network, self._recipe, self.subjects)
-        return read(Point(self, theta, arrays, self._start))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return read(Point(self, theta, arrays, self._start))
 
     def _evaluate(self, theta: np.ndarray, arrays: Arrays) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             point = Point(self, theta, arrays, self._start)
             value = float(point.values.sum())
-            if not math.isfinite(value):
+            if not math.isfinite(value) or not point.converged.all():
                 return math.inf, np.full(self.n_params, np.nan)
             self._start = point.effects
             return value, point.gradient()
@@ -292,7 +288,8 @@ class Point:
             arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)
         triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
         arrays.subject["precision"][...] = triangle
-        self.effects, self.sums, self._has_rows = find_modes(self._newton, start)
+        self.effects, self.sums, self.fall, self._has_rows = find_modes(self._newton, start)
+        self.converged = self.fall <= LARGEST_FALL * (1.0 + abs(self.sums[:, 0]))
         arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
         found = arrays.run("laplace")
         self.inverse = found["inverse"].copy()
@@ -312,13 +309,13 @@ class Point:
     def gradients(self) -> np.ndarray:
         """The gradient of each value, (subjects, n_params)."""
         self._prepare()
-        try:
-            found = self.arrays.run("gradients")
-        except NotImplementedError:  # layers without a rule for single samples
-            return np.array([self._alone(k) for k in range(self.subjects.count)])
+        found = self.arrays.run("gradients")
+        g = found["j"]
         if "dat" in found:
-            return np.array([self._alone(k) for k in range(self.subjects.count)])
-        parts = [self.subjects.sums(found["j"]), self._by_covariance(self._by_precision, 1)]
+            x = self.subjects.without_effects(self.recipe.effects)
+            by_p = jacobian(self.arrays.network, self.arrays.known["p"], x, None, None, None)
+            g = g + np.einsum("so,sop->sp", found["dat"], by_p.reshape(*found["dat"].shape, -1))
+        parts = [self.subjects.sums(g), self._by_covariance(self._by_precision, 1)]
         parts += [self.subjects.sums(found["errors"]) * self.errors] if "errors" in found else []
         return np.concatenate(parts, axis=1)
 
@@ -361,18 +358,3 @@ class Point:
         x = self.subjects.without_effects(self.recipe.effects)
         found: np.ndarray = self.arrays.run("pullback", x=x, dy=cotangent.reshape(shape))["g"]
         return found
-
-    def _alone(self, subject: int) -> np.ndarray:
-        """The gradient of one subject's value, from the program for all of them."""
-        own = self.subjects.only(subject)
-        arrays = Arrays(self.arrays.network, self.recipe, own)
-        for name in ("p", "s"):
-            arrays.known[name][...] = self.arrays.known[name]
-        twin = object.__new__(Point)
-        vars(twin).update(vars(self), subjects=own, arrays=arrays)
-        for name in ("effects", "sums", "inverse"):
-            setattr(twin, name, getattr(self, name)[subject : subject + 1])
-        arrays.subject["precision"][...] = self.arrays.subject["precision"]
-        rows = self.subjects.rows(subject)
-        arrays.known["at"][...] = self.arrays.known["at"][rows]
-        return twin.gradient()

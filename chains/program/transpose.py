@@ -105,12 +105,12 @@ class Transposer:
 
     def __init__(self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place]) -> None:
         self.ops = ops
-        self.operations = operations
+        self.operations = list(operations)  # those of loops change: they keep what the pullback reads
         self.reads: list[Read] = []
         self._places = places
         self._known: dict[View, Place] = {}
         self._own: dict[Buffer, Place] = {}
-        self._filled: dict[Buffer, np.ndarray] = {}
+        self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
         self._masks: dict[View, np.ndarray] = {}
         self._position = 0
         self._active: set[Place] = {place for place in places if place.cotangent is not None}
@@ -124,6 +124,13 @@ class Transposer:
         self._find_active(places)
         for result in results:
             self.mark(self.cotangent(result))
+        self._record_all()
+        for place in self._places:
+            if place.cotangent is not None and place not in places:
+                self.complete(place.cotangent)
+        return self.reads
+
+    def _record_all(self) -> None:
         for position in reversed(range(len(self.operations))):
             self._position, operation = position, self.operations[position]
             if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
@@ -131,10 +138,6 @@ class Transposer:
             elif not operation.accumulates:
                 for out in operation.outs:
                     self._forget(out)
-        for place in self._places:
-            if place.cotangent is not None and place not in places:
-                self._complete(place.cotangent)
-        return self.reads
 
     @staticmethod
     def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
@@ -182,7 +185,7 @@ class Transposer:
         Unless the operation adds to the result, the memory is then free for the cotangent of what it overwrote.
         """
         found = self.cotangent(view)
-        self._complete(found)
+        self.complete(found)
         if not self.operations[self._position].accumulates:
             self._forget(view)
         return found
@@ -218,14 +221,18 @@ class Transposer:
         """Whether a cotangent has terms; the parts of it that have none are then filled with zeros."""
         if not self._mask(cotangent).any():
             return False
-        self._complete(cotangent)
+        self.complete(cotangent)
         return True
 
     def _mask(self, cotangent: View) -> np.ndarray:
         if cotangent not in self._masks:
-            memory = self._filled.setdefault(cotangent.buffer, np.zeros(cotangent.buffer.size, bool))
-            self._masks[cotangent] = cotangent.within(memory)
+            self._masks[cotangent] = cotangent.within(self._memory(cotangent))
         return self._masks[cotangent]
+
+    def _memory(self, cotangent: View) -> np.ndarray:
+        """Which elements of a cotangent's buffer have terms, for views that advance as it does."""
+        key = (cotangent.buffer, cotangent.loop_strides)
+        return self._filled.setdefault(key, np.zeros(cotangent.buffer.size, bool))
 
     def mark(self, cotangent: View, *, filled: bool = True) -> None:
         """Note whether a cotangent has terms."""
@@ -235,7 +242,7 @@ class Transposer:
         """Whether the cotangent of a view has terms."""
         return self.is_active(view) and bool(self._mask(self.cotangent(view)).any())
 
-    def _complete(self, cotangent: View) -> None:
+    def complete(self, cotangent: View) -> None:
         """Fill the parts of a cotangent without a term with zeros."""
         mask = self._mask(cotangent)
         if mask.all():
@@ -245,7 +252,7 @@ class Transposer:
         else:
             wanted = np.zeros(cotangent.buffer.size, bool)
             cotangent.within(wanted)[...] = True
-            for start, stop in _runs(wanted & ~self._filled[cotangent.buffer]):
+            for start, stop in _runs(wanted & ~self._memory(cotangent)):
                 self.ops.fill(_run(cotangent, start, stop), 0.0)
         self.mark(cotangent)
 
@@ -342,7 +349,7 @@ class Transposer:
     def _gather(self, operation: op.Gather) -> None:
         table, index = operation.ins
         d, target = self.take(operation.outs[0]), self.cotangent(table)
-        self._complete(target)
+        self.complete(target)
         self.ops.scatter_add(target, self.value(index), d)
 
     def _scatter_add(self, operation: op.ScatterAdd) -> None:
@@ -430,7 +437,7 @@ class _MapRule:
         inputs, results = len(self.operation.ins), len(self.operation.outs)
         for k in used:
             if k < inputs + results:
-                self.t.value(self.views[k], after=k >= inputs)
+                self.views[k] = self.t.value(self.views[k], after=k >= inputs)
         self.t.ops.map_formula(tuple(out for out, *_ in changed), formula, tuple(self.views[k] for k in used))
 
     def _is_there(self, out: View, node: Expr | None, added: int | None) -> bool:

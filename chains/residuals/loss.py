@@ -14,10 +14,11 @@ import numpy as np
 
 from chains.expr import Expr, Formula, as_expr, sqrt, trace_nodes, where
 from chains.expr.formulas import Replay
-from chains.jets.series import ZERO, Index, Orders, Series, replay
+from chains.jets.series import ZERO, Index, Orders, Series, indices, replay
 from chains.losses import SeriesLoss
 from chains.program.recorder import Recorder
 from chains.program.view import View
+from chains.residuals.scales import Scales
 from chains.support.messages import listed, shown
 from chains.support.moved import REMEDY
 
@@ -31,6 +32,11 @@ class Residual:
 
     formula: Formula
     pieces: tuple[Piece, ...]
+
+    def values(self, *inputs: Any) -> tuple[Any, ...]:
+        """The equations' values, from those of the pieces, coordinates and data."""
+        found = Replay(self.formula)(*inputs)
+        return found if isinstance(found, tuple) else (found,)
 
 
 class Field(Expr):
@@ -150,6 +156,7 @@ class ResidualLoss(SeriesLoss):
     data: tuple[str, ...]
     residuals: tuple[Residual, ...]
     transform: Formula | None = None
+    scales: Scales | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "data" not in state:
@@ -232,11 +239,7 @@ class ResidualLoss(SeriesLoss):
         names = tuple(f"x{k}" for k in range(len(inputs)))
         symbols, others = dict(zip(keys, inputs, strict=False)), inputs[len(keys) :]
         coordinates, weights, data = others[:width], others[width : width + terms], others[width + terms :]
-        outputs = self._transformed(symbols, coordinates)
-        found: list[tuple[Any, ...]] = []
-        for residual in self.residuals:
-            values = Replay(residual.formula)(*(self._piece(outputs, piece) for piece in residual.pieces), *coordinates, *data)
-            found.append(values if isinstance(values, tuple) else (values,))
+        found = self._equations(symbols, coordinates, data)
         formula = trace_nodes((as_expr(combine(found, weights)),), names)
         # Each coefficient has a direction, along which the first derivative is its slope.
         operands: list[Series] = [{ZERO: each} for each in inputs]
@@ -245,6 +248,36 @@ class ResidualLoss(SeriesLoss):
         (series,) = replay(formula, operands, (1,) * len(keys))
         slopes = [series.get((k, 1), as_expr(0.0)) for k in range(len(keys))]
         return Replay(trace_nodes((series[ZERO], *slopes), names))
+
+    @cached_property
+    def keys(self) -> tuple[tuple[int, Index], ...]:
+        """The output and index of all coefficients that residuals can be made of."""
+        return tuple((output, index) for output in range(len(self.outputs)) for index in indices(self.orders))
+
+    def equations_of(self, number: int) -> Residual:
+        """The equations of one term as a formula of all coefficients, `keys`, of the network's coordinates, and of data."""
+        count, width = len(self.keys), len(self.coordinates)
+        symbols = [Expr("input", value=k) for k in range(count + width + len(self.data))]
+        rows = dict(zip(self.keys, symbols, strict=False))
+        values = self._equations(rows, symbols[count : count + width], symbols[count + width :])[number]
+        return Residual(trace_nodes(tuple(map(as_expr, values)), tuple(f"x{k}" for k in range(len(symbols)))), ())
+
+    def _equations(
+        self, symbols: Mapping[tuple[int, Index], Expr], coordinates: Sequence[Expr], data: Sequence[Expr]
+    ) -> list[tuple[Any, ...]]:
+        """Each term's equations, divided by their sizes, from the coefficients, coordinates and data of a point."""
+        if self.scales is not None:
+            pairs = zip(coordinates, self.scales.coordinates, strict=True)
+            coordinates = [offset + length * coordinate for coordinate, (offset, length) in pairs]
+        outputs = self._transformed(symbols, coordinates)
+        found = []
+        for number, residual in enumerate(self.residuals):
+            values = residual.values(*(self._piece(outputs, piece) for piece in residual.pieces), *coordinates, *data)
+            if self.scales is not None and self.scales.residuals:
+                sizes = self.scales.residuals[number]
+                values = tuple(value * (1.0 / size) for value, size in zip(values, sizes, strict=True))
+            found.append(values)
+        return found
 
     @staticmethod
     def _sum_of_squares(residuals: Sequence[tuple[Any, ...]], weights: Sequence[Expr]) -> Any:
@@ -255,17 +288,17 @@ class ResidualLoss(SeriesLoss):
             total = total + weight * sum(squares[1:], squares[0])
         return total
 
-    def _transformed(self, symbols: Mapping[tuple[int, Index], Expr], coordinates: list[Expr]) -> list[Series]:
-        """The series of the outputs as the terms see them."""
-        outputs: list[Series] = [
-            {index: symbol for (which, index), symbol in symbols.items() if which == output}
-            for output in range(len(self.outputs))
-        ]
+    def _transformed(self, symbols: Mapping[tuple[int, Index], Expr], coordinates: Sequence[Expr]) -> list[Series]:
+        """The series of the outputs as the terms see them, by the network's coordinates."""
+        outputs: list[Series] = [{} for _ in self.outputs]
+        for (output, index), symbol in symbols.items():
+            outputs[output][index] = symbol if self.scales is None else self.scales.outward(output, index, symbol)
         if self.transform is None:
             return outputs
         curves: list[Series] = []
         for axis, coordinate in enumerate(coordinates):
-            tangent = {(d, 1): as_expr(float(v[axis])) for d, v in enumerate(self.directions) if v[axis]}
+            length = 1.0 if self.scales is None else self.scales.coordinates[axis][1]
+            tangent = {(d, 1): as_expr(length * v[axis]) for d, v in enumerate(self.directions) if v[axis]}
             curves.append({ZERO: coordinate, **tangent})
         return replay(self.transform, [*outputs, *curves], self.orders)
 
@@ -275,8 +308,9 @@ class ResidualLoss(SeriesLoss):
         if not by:
             return outputs[output][ZERO]
         order, total = len(by), as_expr(0.0)
+        length = 1.0 if self.scales is None else math.prod(self.scales.coordinates[axis][1] for axis in by)
         for number, direction in enumerate(self.directions):
-            factor = math.factorial(order) * along_directions(by, len(self.coordinates)).get(direction, 0.0)
+            factor = math.factorial(order) / length * along_directions(by, len(self.coordinates)).get(direction, 0.0)
             if factor:
                 total = total + factor * outputs[output].get((number, order), as_expr(0.0))
         return total
@@ -285,6 +319,7 @@ class ResidualLoss(SeriesLoss):
         fixed = [*self.coordinates, *self.data]
         texts = [each.formula.text([*map(self._name, each.pieces), *fixed]) for each in self.residuals]
         texts += [] if self.transform is None else [f"transform={self.transform.text()}"]
+        texts += [] if self.scales is None else [f"scales={self.scales!r}"]
         return f"ResidualLoss({'; '.join(texts)})"
 
     def _name(self, piece: Piece) -> str:

@@ -21,6 +21,8 @@ import numpy as np
 
 from chains.expr.formulas import Replay
 from chains.residuals.loss import ResidualLoss, Tracer
+from chains.residuals.scale_guesses import Sampled, find_scales
+from chains.residuals.scales import Scales, given_scales
 from chains.support import streams
 from chains.support.arguments import check_seed
 from chains.support.checks import check_number
@@ -74,6 +76,22 @@ class ResidualProblem:
     transform : callable, optional
         A formula of outputs and coordinates. The terms get its values instead of the outputs, so that conditions hold exactly:
         ``lambda u, x: x * (1 - x) * u``.
+    scales : mapping of float or of pair of float, optional
+        The length, or the offset and the length, of coordinates and outputs by name, in your units:
+        ``{"x": 0.04, "T": (300.0, 700.0)}``. The network then works on ``(x - offset) / length``, and gives numbers that stand
+        for ``offset + length * output``; each residual is divided by its size. Variables without an entry are guessed from the
+        points and the conditions, all of them with ``{}``; ``print(problem)`` shows them. None leaves all numbers as they are.
+
+    Attributes
+    ----------
+    points : array, shape (points, coordinates)
+        All points.
+    x : array, shape (points, coordinates)
+        All points, as the network takes them.
+    t : array, shape (points, terms + data)
+        Each point's weights and data.
+    loss : Loss
+        The loss of a network at `x` and `t`.
 
     Raises
     ------
@@ -88,6 +106,7 @@ class ResidualProblem:
         terms: Sequence[Term],
         *,
         transform: Callable[..., Any] | None = None,
+        scales: Mapping[str, Any] | None = None,
     ) -> None:
         self.coordinates, self.outputs = _names("coordinates", coordinates), _names("outputs", outputs)
         self.terms = () if isinstance(terms, Term) else tuple(terms)
@@ -97,7 +116,7 @@ class ResidualProblem:
         if twice:
             raise ValueError(f"`{min(twice)}` is the name of a coordinate and of an output")
         data = tuple(dict.fromkeys(name for number, term in enumerate(self.terms) for name in _data_names(term, number)))
-        self.x, self.t = _arrays(self.terms, len(self.coordinates), data)
+        self.points, self.t = _arrays(self.terms, len(self.coordinates), data)
         tracer = Tracer(self.coordinates, self.outputs, data)
         shape = None if transform is None else tracer.transform(transform)
         self.loss = ResidualLoss(
@@ -107,6 +126,33 @@ class ResidualProblem:
             tuple(tracer.residual(k, term.residual, term.data or ()) for k, term in enumerate(self.terms)),
             shape,
         )
+        if scales is not None:
+            given = given_scales(scales, self.coordinates, self.outputs)
+            self.loss = replace(self.loss, scales=find_scales(self.loss, self._sampled(), given))
+        self.x = self._inward(self.points)
+
+    @property
+    def scales(self) -> Scales | None:
+        """The offsets and lengths of variables, and the sizes of equations; None without `scales`."""
+        return self.loss.scales
+
+    def _inward(self, points: np.ndarray) -> np.ndarray:
+        """Points as the network takes them."""
+        return points if self.scales is None else self.scales.inward(points)
+
+    def guessed_scales(self) -> Scales:
+        """The scales of the problem; a guess of them, as by ``scales={}``, if it has none."""
+        return self.scales or find_scales(self.loss, self._sampled(), {})
+
+    def _sampled(self) -> list[Sampled]:
+        """The residual of each term at those of its points that have a weight."""
+        found, begin = [], 0
+        for number, (term, residual) in enumerate(zip(self.terms, self.loss.residuals, strict=True)):
+            rows = np.arange(begin, begin + len(term.points))
+            begin = rows[-1] + 1
+            rows = rows[self.t[rows, number] != 0.0] if self.t[rows, number].any() else rows
+            found.append(Sampled(residual, self.points[rows], self.t[rows, len(self.terms) :]))
+        return found
 
     def evaluate(self, net: Any, p: np.ndarray, points: Any) -> dict[str, np.ndarray]:
         """The outputs by name at some points, after the transform; each has shape (n,).
@@ -123,7 +169,9 @@ class ResidualProblem:
         if not callable(net):
             raise TypeError(f"`net` (={shown(net)}) must be a network such as Chain(Dense(2, 3))")
         x = np.asarray(points)
-        values = [*np.moveaxis(net(x, p), -1, 0)]
+        values = [*np.moveaxis(net(self._inward(x), p), -1, 0)]
+        if self.scales is not None:
+            values = [offset + length * y for (offset, length), y in zip(self.scales.outputs, values, strict=True)]
         if self.loss.transform is not None:
             found = Replay(self.loss.transform)(*values, *np.moveaxis(x, -1, 0))
             values = list(found) if isinstance(found, tuple) else [found]
@@ -176,18 +224,22 @@ class ResidualProblem:
         rng = streams.generator("points", check_seed(seed))
         pools = self._pools(candidates)
         x, t = _arrays(pools, len(self.coordinates), self.loss.data)
-        r = net.objective(x, t, self.loss).residuals(p).reshape(len(x), -1)
+        sizes = np.ones(len(x))  # equal ones need no residuals
+        if k > 0.0:
+            r = net.objective(self._inward(x), t, self.loss).residuals(p)
+            sizes = np.linalg.norm(r.reshape(len(x), -1), axis=1)
         terms, begin = [], 0
         for number, (term, pool) in enumerate(zip(self.terms, pools, strict=True)):
             rows = slice(begin, begin + len(pool.points))
             begin = rows.stop
             if pool is not term:
-                density = _density(np.linalg.norm(r[rows], axis=1), k, c, number)
+                density = _density(sizes[rows], k, c, number)
                 pool = _drawn(pool, density, len(term.points), rng, number)
             terms.append(pool)
         problem = copy.copy(self)
         problem.terms = tuple(terms)
-        problem.x, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)
+        problem.points, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)
+        problem.x = self._inward(problem.points)
         return problem
 
     def _pools(self, candidates: Any) -> tuple[Term, ...]:
@@ -204,7 +256,8 @@ class ResidualProblem:
 
     def __repr__(self) -> str:
         names = f"{', '.join(self.outputs)} in {', '.join(self.coordinates)}"
-        return f"<residual problem of {names}: {counted(len(self.terms), 'term')}, {counted(len(self.x), 'point')}>"
+        scales = "" if self.scales is None else f"; {self.scales.text((*self.coordinates, *self.outputs))}"
+        return f"<residual problem of {names}: {counted(len(self.terms), 'term')}, {counted(len(self.x), 'point')}{scales}>"
 
 
 def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,8 +24,10 @@ from chains.chain import Chain
 from chains.minimize.minimize import minimize
 from chains.network.network import check_net
 from chains.optimizers import Adam, Optimizer
-from chains.residuals.problem import ResidualProblem
+from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
+from chains.solving.causal import CausalWeights, time_axis
+from chains.solving.second_points import Judge
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
@@ -38,21 +41,32 @@ from chains.training.train import train
 
 ADAM_STRETCH = 100  # steps of Adam between two updates of weights
 FILE = "solve.safetensors"
+LOST = 100.0  # the ratio of losses at second points at which a round is no part of the result
+POOR = 0.1  # the residuals after the first round, as a share of their sizes, at which times are weighed
+CAUSAL_ROUND = 100  # iterations between two updates of the weights of times
+TIMES = 4  # candidates between points, as a multiple of these
 MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 
 
 @dataclass
 class Solution:
-    """The result of `solve`: the parameters `p`, and a history with one entry for Adam and one for each round."""
+    """The result of `solve`: the parameters `p`, and a history with one entry for Adam and one for each round.
+
+    `p` are the last parameters whose loss at second points, at which nothing is trained, is not a hundred times the least one.
+    """
 
     p: np.ndarray
     problem: ResidualProblem  # at the last points, with the last weights
     loss: list[float] = field(default_factory=list)  # at the end of each round, on its points with its weights
+    second: list[float] = field(default_factory=list)  # the loss at the second points, without adaptive weights
+    terms: list[list[float]] = field(default_factory=list)  # each term's part of the loss at the second points
     iterations: list[int] = field(default_factory=list)  # of the quasi-Newton method, up to there
     seconds: list[float] = field(default_factory=list)
     weights: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     stopped: str = ""  # the reason for an early end, or empty
+    success: bool = False  # whether the residuals at the second points are small, and the outputs have settled
+    message: str = ""
 
     def plot(self, ax: Any = None) -> Any:
         """Draw the loss and the metrics over the iterations with matplotlib.
@@ -69,6 +83,7 @@ class Solution:
         """
         ax = new_axes() if ax is None else ax
         ax.semilogy(self.iterations, self.loss, label="loss")
+        ax.semilogy(self.iterations, self.second, label="loss at second points")
         for name, values in self.metrics.items():
             ax.semilogy(self.iterations, values, label=name)
         ax.set(xlabel="iteration")
@@ -76,7 +91,9 @@ class Solution:
         return ax
 
     def __repr__(self) -> str:
-        columns = {"loss": self.loss, **self.metrics}
+        columns = {"loss": self.loss, "second": self.second, **self.metrics}
+        if self.terms and len(self.terms[0]) > 1:
+            columns |= {f"term {k}": [*values] for k, values in enumerate(zip(*self.terms, strict=True))}
         for name in self.weights[-1] if self.weights else ():
             columns[name] = [each.get(name, 1.0) for each in self.weights]
         lines = ["  ".join(["iterations", f"{'seconds':>9}", *(f"{name:>12}" for name in columns)])]
@@ -87,7 +104,8 @@ class Solution:
                 lines.append("  ...")
             numbers = [f"{values[k]:12.4g}" for values in columns.values()]
             lines.append("  ".join([f"{self.iterations[k]:10}", f"{self.seconds[k]:9.1f}", *numbers]))
-        return "\n".join([*lines, *([f"stopped: {self.stopped}"] if self.stopped else [])])
+        lines += [f"stopped: {self.stopped}"] if self.stopped else []
+        return "\n".join([*lines, f"success: {self.success}: {self.message}"])
 
 
 @with_hints
@@ -167,6 +185,7 @@ def solve(
         check_is("weights", weights, AdaptiveWeights, "an AdaptiveWeights")
     if metrics is not None and not (isinstance(metrics, Mapping) and all(map(callable, metrics.values()))):
         raise TypeError(f'`metrics` (={shown(metrics)}) must be functions of `p` by name, such as {{"error": error}}')
+    _warn_of_units(problem)
     if resume and checkpoint is None:
         raise ValueError("`resume` needs `checkpoint`, the folder that the run before has written")
     p = np.array(as_numpy("p", p), np.float64)
@@ -194,11 +213,17 @@ class _Run:
     ) -> None:  # fmt: skip
         self.net, self.problem, self.weights, self.method, self.every = net, problem, weights, method, every
         self.candidates, self.k, self.c, self.seed, self.metrics, self.digest = candidates, k, c, seed, metrics, digest
-        self.solution = Solution(p, problem)
+        self.solution, self.start, self.p = Solution(p, problem), p.copy(), p
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None
         self.rounds = self.failed = self.done = 0
         self.ended_adam = False
+        self.judge = Judge(net, p, problem, self._pools(0), seed)
+        self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
+        self.best = float("inf")
+        self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
+        self.poor = False  # whether times should be weighed
+        self.lost = False  # whether the last round made the second residuals much larger
         self.before = 0.0  # seconds of the runs before
 
     def go(
@@ -216,31 +241,60 @@ class _Run:
                 loss = self._adam(adam, optimizer, bar)
                 self._record(loss, clock(), path)
             while self.done < iterations and not solution.stopped:
+                axis = time_axis(self.problem) if self.poor and self.rounds == 1 and self.causal is None else None
+                if axis is not None:
+                    self._begin_again(axis, adam, optimizer, bar)
                 if seconds is not None and clock() >= seconds:
                     solution.stopped = f"{seconds:g} seconds are over"
                     break
                 loss = self._round(min(self.every, iterations - self.done), bar)
                 self._record(loss, clock(), path)
         except KeyboardInterrupt:
+            solution.p = self.p
             solution.stopped = f"interrupted after {counted(self.done, 'iteration')}"
+
+    def _begin_again(self, axis: int, steps: int, optimizer: Optimizer, bar: Progress) -> None:
+        """Return to the start, with weights that follow time."""
+        self.causal, self.matrix, self.p = CausalWeights(axis, self.judge.unit), None, self.start.copy()
+        self._add_points()
+        self._adam(steps, optimizer, bar)
+
+    def _add_points(self) -> None:
+        """Take points beside those of other terms too, where a jump can hide."""
+        pools = self.judge.spread(self.judge.renewable, self._seed(1), 1)
+        self.problem = self.problem.resampled(self.net, self.p, pools, self._seed(1), k=0.0)
+
+    def _seed(self, number: int) -> int:
+        return int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
+
+    def _pools(self, number: int) -> list[Any]:
+        """The candidates of each term in a round; None for a term that keeps its points."""
+        given = self.candidates(self._seed(number)) if callable(self.candidates) else self.candidates
+        if given is None:
+            given = [None] * len(self.problem.terms)
+        elif isinstance(given, Term) or hasattr(given, "shape"):
+            given = [given]
+        return list(given)
 
     def _adam(self, steps: int, optimizer: Optimizer, bar: Progress) -> float:
         """Steps of Adam; returns the last loss, NaN without steps."""
         history: History | None = None
-        solution, done = self.solution, 0
+        done, self.at, self.solution.problem = 0, self.problem, self.problem
         while done < steps:
-            stretch = steps - done if self.weights is None else min(ADAM_STRETCH, steps - done)
+            stretch = min(ADAM_STRETCH if self.weights or self.causal else steps, steps - done)
             if self.weights is not None:
-                solution.problem = self.weights.update(self.net, solution.p, self.problem)
+                self.solution.problem = self.weights.update(self.net, self.p, self.problem)
+            if self.causal is not None:
+                self.solution.problem = self.causal.update(self.net, self.p, self.solution.problem)
 
             def count(state: Any) -> None:
                 bar.update()
                 if bar.due():
                     bar.show({"loss": f"{state.history.loss[-1]:.3g}"})
 
-            at, callbacks = solution.problem, [count] if bar.begun else []
+            at, callbacks = self.solution.problem, [count] if bar.begun else []
             history = train(
-                self.net, solution.p, at.x, at.t, at.loss, optimizer, epochs=stretch, batch_size=None, shuffle=False,
+                self.net, self.p, at.x, at.t, at.loss, optimizer, epochs=stretch, batch_size=None, shuffle=False,
                 progress=False, callbacks=callbacks, resume=history,
             )  # fmt: skip
             if history.stopped:
@@ -253,16 +307,23 @@ class _Run:
         """Iterations on new points and with new weights; returns the last loss."""
         solution = self.solution
         self.rounds += 1
+        causal = None if self.causal is None or self.causal.settled else self.causal
         at = self.problem
-        if self.candidates is not None:
-            seed = int(np.random.SeedSequence([self.seed, self.rounds]).generate_state(1)[0])
-            pool = self.candidates(seed) if callable(self.candidates) else self.candidates
-            at = at.resampled(self.net, solution.p, pool, seed, k=self.k, c=self.c)
+        pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
+        between = self.judge.spread(self.renewed if causal is None else [], self._seed(self.rounds), TIMES)
+        pools = [pool if other is None else other for pool, other in zip(pools, between, strict=True)]
+        if any(pool is not None for pool in pools):
+            at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
+        self.at = at
+        if causal is not None:
+            at, iterations = causal.update(self.net, self.p, at), min(iterations, CAUSAL_ROUND)
+        elif self.lost and self.renewed:
+            self.p, self.matrix = solution.p.copy(), None
         if self.weights is not None:
-            at = self.weights.update(self.net, solution.p, at)
+            at = self.weights.update(self.net, self.p, at)
         solution.problem = at
         objective = self.net.objective(at.x, at.t, at.loss)
-        latest, first = solution.p, self.done
+        latest, first = self.p, self.done
 
         def follow(p: np.ndarray) -> None:
             nonlocal latest
@@ -274,24 +335,34 @@ class _Run:
 
         try:
             found = minimize(
-                objective, solution.p, self.method, state=self.matrix, maxiter=iterations, gtol=0.0, ftol=0.0,
+                objective, self.p, self.method, state=self.matrix, maxiter=iterations, gtol=0.0, ftol=0.0,
                 callback=follow, progress=False,
             )  # fmt: skip
         finally:
-            solution.p = latest
+            self.p = latest
         self.matrix = found.state
         self.failed = 0 if self.done > first else self.failed + 1
-        renewed = self.candidates is not None or self.weights is not None
+        renewed = any(pool is not None for pool in pools) or self.weights is not None
         if self.failed >= (MAX_FAILED if renewed else 1):
             solution.stopped = found.message
         return found.fun
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
         solution = self.solution
-        numbers: dict[str, Any] = {name: metric(solution.p) for name, metric in self.metrics.items()}
+        numbers: dict[str, Any] = {name: metric(self.p) for name, metric in self.metrics.items()}
         for name, number in numbers.items():
             if not hasattr(number, "__float__") or np.shape(number):
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
+        verdict = self.judge.look(self.p, self.at)
+        self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
+        second = float(verdict.second.sum())
+        self.lost = second > LOST * self.best
+        if not self.lost:
+            solution.p, solution.success, solution.message = self.p.copy(), verdict.success, verdict.sentence()
+        self.best = min(self.best, second)
+        self.poor = self.lost or not verdict.relative <= POOR
+        solution.second.append(second)
+        solution.terms.append(verdict.second.tolist())
         solution.loss.append(loss)
         solution.iterations.append(self.done)
         solution.seconds.append(seconds)
@@ -303,11 +374,16 @@ class _Run:
 
     def _save(self, path: Path) -> None:
         s = self.solution
+        causal = self.causal and (self.causal.axis, self.causal.settled)
         known = {
-            "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "loss": s.loss,
-            "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
+            "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "best": self.best,
+            "renewed": self.renewed, "lost": self.lost, "poor": self.poor, "causal": causal, "loss": s.loss, "second": s.second,
+            "terms": s.terms, "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
+            "success": s.success, "message": s.message,
         }  # fmt: skip
-        arrays: dict[str, Any] = {"p": s.p, "x": s.problem.x, "t": s.problem.t}
+        arrays: dict[str, Any] = {
+            "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs
+        }  # fmt: skip
         if self.matrix is not None:
             arrays["matrix"] = self.matrix
         if self.weights is not None:
@@ -324,15 +400,33 @@ class _Run:
         if known.pop("digest") != self.digest:
             raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
         s, self.ended_adam = self.solution, True
-        self.rounds, self.failed, self.done = (known.pop(name) for name in ("rounds", "failed", "done"))
+        for name in ("rounds", "failed", "done", "best", "renewed", "lost", "poor"):
+            setattr(self, name, known.pop(name))
+        causal = known.pop("causal")
+        if causal is not None:
+            self.causal = CausalWeights(causal[0], self.judge.unit, causal[1])
+            self._add_points()
         for name, values in known.items():
             setattr(s, name, values)
-        s.p, s.problem = arrays["p"], copy.copy(self.problem)
+        self.p, s.p, self.judge.outputs = arrays["p"], arrays["best"], arrays["outputs"]
+        s.problem = copy.copy(self.problem)
         s.problem.x, s.problem.t = arrays["x"], arrays["t"]
         self.before = s.seconds[-1]
         self.matrix = arrays.get("matrix")
         if self.weights is not None:
             self.weights.restore({name[8:]: array for name, array in arrays.items() if name.startswith("weights ")})
+
+
+def _warn_of_units(problem: ResidualProblem) -> None:
+    """Warn where a network would have to work on numbers far from one."""
+    if problem.scales is None:
+        extreme = problem.guessed_scales().extreme((*problem.coordinates, *problem.outputs))
+        if extreme:
+            warnings.warn(
+                f"networks learn from numbers of about one, but the sizes of variables are far from it: {', '.join(extreme)}; "
+                "ResidualProblem(..., scales={}) scales them",
+                stacklevel=4,
+            )
 
 
 def _digest(settings: list[Any]) -> str:

@@ -38,6 +38,7 @@ PURPOSES = {
     "posterior": 7,  # draws from an approximate posterior
     "points": 8,  # the choice among candidates
     "population": 9,  # effects and errors of simulated subjects
+    "scales": 10,  # (term): the numbers at which the size of a residual is taken
 }
 MEMBER = 1 << 63  # a bit that seeds of members have
 

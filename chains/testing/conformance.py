@@ -131,7 +131,7 @@ Arrays = Mapping[str, np.ndarray]
 Checks = Iterator[tuple[str, Callable[[], float]]]  # the name of each case, and a function that returns its error
 
 
-def _checks() -> dict[str, Callable[[Backend], Checks]]:
+def _checks() -> Mapping[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
     return {"claims": _claims} | families | {

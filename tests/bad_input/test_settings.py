@@ -10,7 +10,7 @@ import pytest
 
 import chains
 from chains import SGD, Adam, Chain, Dense, SquaredLoss, train
-from chains.layers import Chebyshev, Convex, FourierSeries, Monotone
+from chains.layers import Chebyshev, Compartments, Convex, FourierSeries, Monotone
 from tests.bad_input.support import GOOD, NET, Calls, assert_refused
 
 RATE = Dense(2, 2)
@@ -135,6 +135,8 @@ SETTINGS = {
     "Dense-function": (lambda: Dense(3, 2, np.tanh), "`activation`"),
     "Activation": (lambda: chains.Activation(None), "`activation` (=None)"),
     "Append-nothing": (lambda: chains.Append(), "at least"),
+    "Append-bounds": (lambda: chains.Append(bounds={"a": (0, None)}, a=-1.0), "`a` must be above 0, got -1"),
+    "Append-bounds-name": (lambda: chains.Append(bounds={"b": (0, None)}, a=1.0), "`bounds` has `b`"),
     "Append-text": (lambda: chains.Append(a="1"), "`a` (='1')"),
     "Select-nothing": (lambda: chains.Select([]), "`indices` (=[])"),
     "Select-number": (lambda: chains.Select(1), "`indices` (=1) must be whole numbers, at least one, such as Select([1])"),
@@ -187,6 +189,11 @@ SETTINGS = {
     "FourierSeries-periods": (lambda: FourierSeries(2, 1, 2, [1.0]), "`period` (=[1.0]) must be a number, or one for each"),
     "FourierSeries-periods-negative": (lambda: FourierSeries(2, 1, 2, (1.0, -1.0)), "`period` (=-1.0) must be in (0, inf)"),
     "FourierSeries-input": (lambda: Chain(FourierSeries(2, 1, 3, 1.0), input_shape=(3,)), "`inputs` (=2) must be the last"),
+    "Compartments-three": (lambda: Compartments(3, 1), "`compartments` (=3) must be 1 or 2: use an ODE for more"),
+    "Compartments-doses": (lambda: Compartments(1, 0), "`doses` (=0) must be a positive whole number"),
+    "Compartments-both": (lambda: Compartments(1, 1, absorption=True, infusion=True), "`infusion` (=True) must be False with"),
+    "Compartments-lag": (lambda: Compartments(1, 1, lag=1), "`lag` (=1)"),
+    "Compartments-input": (lambda: Chain(Compartments(1, 1), input_shape=(4,)), "needs samples of 5 features"),
     "Append-nan": (lambda: chains.Append(a=np.nan), "`a` (=nan)"),
     "Dropout-1": (lambda: chains.Dropout(1.0), "`rate` (=1.0)"),
     "Dropout-negative": (lambda: chains.Dropout(-0.1), "`rate` (=-0.1)"),

@@ -92,8 +92,10 @@ INSIDE = {
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes check_series timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps "
+    "kept_axes "
     "may_fail advice all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "carried external finish in_loop keeps_parts lengths name operations output_lengths pop_operations symbolic",
+    "ops": "aside carried depth external finish in_loop keeps_parts lengths map_formula name operations output_lengths "
+    "pop_operations symbolic",
     "view": "advancing at buffer is_whole loop_stride loop_strides name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.

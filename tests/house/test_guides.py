@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = ("coming_from", "derivatives", "files", "fits", "interop", "pinns", "population", "queue", "recipes", "scikit-learn")
 DIALOGUES = (  # pages that show answers
-    "constraints", "ensembles", "ode", "sequences", "solvers", "stiff", "uncertainty", "universal",
+    "constraints", "ensembles", "ode", "sequences", "solvers", "stiff", "tables", "uncertainty", "universal",
 )  # fmt: skip
 # A snippet that needs one of these is left out where it is missing, with those after it under the same heading, and with
 # later ones that use what it would have named.

@@ -186,6 +186,11 @@ def test_softmax_before_version_13_is_over_all_axes(operator, layer):
 
 
 REFUSED = {
+    "groups without channels": (
+        [("GroupNormalization", ["x", "s", "b"], ["y"], {"num_groups": 1})], (), {"s": S[:1], "b": B[:1]},
+        "GroupNormalization.*must have an axis of channels"),
+    "instances without channels": (
+        [("InstanceNormalization", ["x", "s", "b"], ["y"])], (), {"s": S[:1], "b": B[:1]}, "must have an axis of channels"),
     "the largest entries' places": (
         [("MaxPool", ["x"], ["a", "y"], {"kernel_shape": [2]})], (2, 4), {}, "its output 'y' is not a result of a layer here"),
     "a mask": ([("Dropout", ["x"], ["a", "y"])], (4,), {}, "its output 'y' is not a result"),

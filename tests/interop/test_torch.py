@@ -127,7 +127,7 @@ def test_layers_of_pytorch():
         (nn.MaxPool2d(2, ceil_mode=True), "`ceil_mode`"),
         (nn.MaxPool2d(2, dilation=2), "`dilation`"),
         (nn.AdaptiveAvgPool2d(2), "`output_size`"),
-        (nn.Softmax(dim=1), "over the last axis"),
+        (nn.Softmax(dim=1), "takes the last axis"),
         (nn.Softmax(dim=0), "`dim`"),
         (nn.PReLU(3), "`num_parameters`"),
         (nn.BatchNorm1d(2, track_running_stats=False), "`track"),
@@ -283,13 +283,26 @@ def test_hooks_and_other_functions_are_found_out():
     hooked[1].register_forward_hook(lambda module, args, y: 2.0 * y)
     patched = nn.Sequential(nn.Linear(3, 2))
     patched.forward = lambda x: patched[0](x) + 1.0
+    whole = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    whole.register_forward_hook(lambda module, args, y: 2.0 * y)
+    unread = "Hooks and replaced `forward` methods are not read: there are some in"
     for module, layer in (
-        (hooked, r"layer that differs is 0, Dense\(3, 4, tanh\), read from '1'"),
-        (patched, "is the last one, 0"),
+        (hooked, rf"layer that differs is 0, Dense\(3, 4, tanh\), read from '1': by .*\. {unread} '1'$"),
+        (patched, rf"largest number is [0-9.]+\. {unread} 'the module'$"),
+        (whole, rf"largest number is [0-9.]+\. {unread} 'the module'$"),
     ):
         with pytest.raises(ValueError, match=f"does not compute what the module does: by .*{layer}"):
             from_torch(module)
         assert from_torch(module, check=False)[1].size
+
+
+def test_one_axis_alone_is_split():
+    """Reshape splits the whole sample: it equals Unflatten for samples of one axis."""
+    pooled = nn.Sequential(nn.Conv1d(2, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Unflatten(1, (2, 2)))
+    for module, shape in ((pooled, (2, 7)), (nn.Unflatten(1, (2, -1)), (4, 3))):
+        with pytest.raises(ValueError, match=r"Reshape\(2, -?\d\) takes the last axis, but the axis 1 of its input is not"):
+            from_torch(module, shape, check=False)
+    assert repr(is_read(nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2))), (3,))) == "Chain(Dense(3, 4), Reshape(2, 2))"
 
 
 def test_the_module_is_left_as_it_was():
@@ -331,7 +344,7 @@ def test_the_last_axis_by_its_number():
     is_read(nn.Sequential(nn.Linear(3, 4), nn.Softmax(dim=1)), (3,))
     is_read(nn.Sequential(nn.Linear(3, 4), nn.LogSoftmax(dim=2)), (5, 3))
     for check in (True, False):
-        with pytest.raises(ValueError, match=r"Softmax\(\) is over the last axis, but the axis 1 of its input is not"):
+        with pytest.raises(ValueError, match=r"Softmax\(\) takes the last axis, but the axis 1 of its input is not"):
             from_torch(nn.Sequential(nn.Linear(3, 4), nn.Softmax(dim=1)), (5, 3), check=check)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import chains
-from chains import expr
+from chains import expr, losses
 from chains.layers import Cell, Layer, node
 from chains.network import record
 from chains.network.network import network_of
 from chains.program.operations import Window
 from chains.testing import check_gradients, run_program
-from tests.harness import BACKENDS, LAYERS, assert_close
+from tests.harness import BACKENDS, LAYERS, LOSS_CASES, assert_close
 
 # Layers whose `forward` has a loop, which has no rule; their parts are derived.
 WITH_LOOPS = {"GRU", "LSTM", "ODE", "RNN", "Recurrent", "SDE", "Shooting", "SteadyState"}
@@ -230,6 +233,10 @@ AT_A_STEP = {
 @pytest.mark.parametrize("name", AT_A_STEP)
 def test_the_step_of_a_loop_by_forward_alone(name):
     shape, layer = AT_A_STEP[name]
+    check_in_a_direction(layer, shape, native=name in ("cell", "ODE"))
+
+
+def check_in_a_direction(layer, shape, *, native):
     net = chains.Chain(layer, input_shape=shape, backend="numpy")
     rng, h = np.random.default_rng(1), 1e-5
     p, x = rng.normal(size=net.n_params), rng.normal(size=(2, *shape))
@@ -238,15 +245,111 @@ def test_the_step_of_a_loop_by_forward_alone(name):
     dy = rng.normal(size=up.shape)
     g, g_x = net.vjp(p, x, dy)
     assert math.isclose(np.sum(g * dp) + np.sum(g_x * dx), np.sum((up - down) * dy) / (2 * h), rel_tol=2e-7)
-    if name in ("cell", "ODE"):
+    if native:
         own = chains.Chain(layer, input_shape=shape, backend="native")
         for found, wanted in zip(own.vjp(p, x, dy), (g, g_x), strict=True):
-            assert_close(found, wanted, 1e-12, name)
+            assert_close(found, wanted, 1e-12, str(layer))
 
 
-def looping(ops, x, y, p, s):
+class ByForward(losses.Loss):
+    """A loss of the library whose gradient is derived."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def forward(self, ops, y, t, w, value):
+        self.loss.record(ops, y, t, w, value, ops.scratch("never read", y.sample_shape))
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("case", LOSS_CASES, ids=str)
+def test_gradients_of_losses_are_derived(case):
+    net, problem = case.net(), case.problem(4)
+    own, derived = case.loss, ByForward(case.loss)
+    derived.check_target, derived.weighs_targets = own.check_target, own.weighs_targets
+    wanted, found = (net.value_and_grad(problem.p, problem.x, problem.t, each, weights=problem.w) for each in (own, derived))
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(np.asarray(a), np.asarray(b), 1e-13, str(case))
+
+
+TWENTY = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "tutorials" / "custom" / "twenty_layers.py"))["LAYERS"]
+
+
+@pytest.mark.parametrize(("layer", "shape"), TWENTY, ids=[str(layer) for layer, _ in TWENTY])
+def test_the_layers_of_the_tutorial(layer, shape):
+    check_in_a_direction(layer, shape, native=False)  # the tutorial checks all directions
+
+
+def test_the_tutorial_has_twenty_layers():
+    assert len({str(layer) for layer, _ in TWENTY}) == 20
+
+
+def plain_rnn(ops, x, y, p, s):
+    ops.fill(s.h, 0.0)
+    with ops.loop(x.shape[1]) as at:
+        ops.matmul(s.a, at.now(x, 1), p.w)
+        ops.matmul(s.a, s.h, p.v, accumulate=True)
+        ops.map(s.h, lambda a, b: expr.tanh(a + b), s.a, p.b)
+        ops.copy(at.now(y, 1), s.h)
+
+
+def moving_average(ops, x, y, p, s):
+    ops.fill(y, 0.0)
+    with ops.loop(x.shape[1], backwards=True) as at:
+        ops.map(y, lambda y, x, k: k * expr.sin(y) + x, y, at.now(x, 1), p.k)
+
+
+def path(ops, x, y, p, s):
+    """An explicit method for x' = sin(w x), each state after the one before it."""
+    ops.copy(y.index(1, 0), x)
     with ops.loop(3) as at:
-        ops.map(at.now(y, 1), lambda x: 2 * x, at.now(x, 1))
+        now, later = at.now(y, 1), at.now(y, 1, ahead=1)
+        ops.matmul(s.a, now, p.w)
+        ops.map(later, lambda x, a: x + 0.1 * expr.sin(a), now, s.a)
+
+
+def two_loops(ops, x, y, p, s):
+    """A scan of rows, whose step is a scan of columns."""
+    ops.fill(s.row, 0.0)
+    with ops.loop(2) as outer:
+        ops.fill(s.left, 1.0)
+        with ops.loop(3) as inner:
+            ops.map(s.left, lambda a, x, w: expr.tanh(a * x + w), s.left, inner.now(outer.now(x, 1), 1).expand(-1), p.w)
+            ops.map(s.row, lambda r, a: r * a + a, s.row, s.left)
+        ops.map(outer.now(y, 1).expand(-1), lambda r, a: r + a * a, s.row, s.left)
+
+
+def rows_of_steps(ops, x, y, p, s):
+    """Weights for each step, and a product of rows of two numbers."""
+    with ops.loop(3) as at:
+        ops.map(s.z.reshape(4), lambda x, w: x * expr.exp(w), at.now(x, 1), at.now(p.w, 0))
+        ops.matmul(s.q.rows, s.z.rows, p.v)
+        ops.map(at.now(y, 1), lambda q, x: q * q + x, s.q.reshape(4), at.now(x, 1))
+
+
+def ahead(ops, x, y, p, s):
+    """Differences of neighbours, added up in a scratch array with an entry for each step."""
+    ops.fill(s.total, 0.0)
+    with ops.loop(3) as at:
+        ops.map(at.now(s.d, 1), lambda a, b: (b - a) * a, at.now(x, 1), at.now(x, 1, ahead=1))
+        ops.map(s.total, lambda t, d: t * d + d, s.total, at.now(s.d, 1))
+    ops.map(y, lambda t, d: t * d, s.total, s.d.index(1, 2))
+
+
+WITH_A_LOOP = {
+    "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
+    "averages": ((4, 2), Plain((2,), {"k": (2,)}, {}, moving_average)),
+    "path": ((2,), Plain((4, 2), {"w": (2, 2)}, {"a": (2,)}, path)),
+    "two loops": ((2, 3), Plain((2,), {"w": (1,)}, {"row": (1,), "left": (1,)}, two_loops)),
+    "rows": ((3, 4), Plain((3, 4), {"w": (3, 4), "v": (2, 2)}, {"z": (2, 2), "q": (2, 2)}, rows_of_steps)),
+    "ahead": ((4, 2), Plain((2,), {}, {"d": (3, 2), "total": (2,)}, ahead)),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_LOOP)
+def test_layers_with_a_loop_by_forward_alone(name):
+    shape, layer = WITH_A_LOOP[name]
+    check_in_a_direction(layer, shape, native=name == "recurrence")
 
 
 def overwriting(ops, x, y, p, s):
@@ -255,17 +358,111 @@ def overwriting(ops, x, y, p, s):
     ops.fill(s.h.slice(1, 0, 1), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("error", "text", "layer"),
-    [
-        (NotImplementedError, "no rule for the pullback of `loop`", Plain((3,), {}, {}, looping)),
-        (ValueError, "`fill` overwrites", Plain((3,), {}, {"h": (3,)}, overwriting)),
-    ],
-)
-def test_refusals_name_the_operation(error, text, layer):
-    net = chains.Chain(layer, input_shape=(3,), backend="numpy")
-    with pytest.raises(error, match=text):
-        net(np.ones((2, 3)), net.init())
+def pooled(ops, x, y, p, s):
+    image = x.reshape(1, 1, 3)
+    ops.pool("max", s.h.reshape(1, 1, 3), image, Window((1, 1)))
+    ops.pool_input("max", y.reshape(1, 1, 3), s.h.reshape(1, 1, 3), image, s.h.reshape(1, 1, 3), Window((1, 1)))
+
+
+def leaving_out(ops, x, y, p, s):
+    ops.copy(y, x)
+    with ops.loop(3, skip_where_zero=lambda _: x):
+        ops.map(y, lambda y: 2 * y, y)
+
+
+def whole_in_a_loop(ops, x, y, p, s):
+    ops.copy(y, x)
+    with ops.loop(3) as at:
+        ops.sum(s.h.slice(1, 0, 1), y)
+        ops.copy(at.now(y, 1).expand(-1), s.h.slice(1, 0, 1))
+
+
+def drawn_in_a_loop(ops, x, y, p, s):
+    with ops.loop(3) as at:
+        ops.random(at.now(y, 1))
+
+
+def unread(ops, x, y, p, s):
+    ops.matmul(y, x, p.w, accumulate=True)
+
+
+def scratch_unread(ops, x, y, p, s):
+    ops.map(y, lambda x, h: x + h, x, s.h)
+
+
+def half(ops, x, y, p, s):
+    ops.copy(s.h, x)
+
+
+def on_the_input(ops, x, y, p, s):
+    ops.map(y, lambda x: x * x, x)
+    ops.fill(p.w, 0.0)
+
+
+def assigned(ops, x, y, p, s):
+    s.h = x
+
+
+class Within(Layer):
+    def declare(self, d):
+        d.child("inner", chains.Dense(2, 2), (2,))
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        with ops.loop(3) as at:
+            s.children[0].forward(ops, at.now(x, 1), at.now(y, 1))
+
+
+class Centred(Cell):
+    def declare(self, d):
+        d.carry("h", d.input)
+
+    def forward(self, ops, x, y, p, s):
+        mean = ops.scratch("mean", x.sample_shape, batched=False)
+        ops.sum(mean, s.before.h)
+        ops.map(y, lambda x, m: x * m * m, x, mean)
+
+
+WRONG = [
+    (ValueError, "`fill` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), overwriting),
+    (NotImplementedError, "no rule for the pullback of `max_pool_input`: write the layer's pullback", (3,), pooled),
+    (NotImplementedError, "no rule for the pullback of a `loop` that leaves steps out", (3,), leaving_out),
+    (NotImplementedError, "a `loop` that writes to `y` in a part for each step and uses it as a whole", (3,), whole_in_a_loop),
+    (ValueError, "every step of a loop would draw the same numbers", (3,), drawn_in_a_loop),
+    (ValueError, "reads `y`, or a part of it, before it is filled", (3,), unread),
+    (ValueError, "reads `0.h`, or a part of it, before it is filled", (3,), scratch_unread),
+    (ValueError, "Plain.forward does not fill `y`", (3,), half),
+    (ValueError, "`p.0.w` belongs to the inputs and may only be read", (3,), on_the_input),
+    (AttributeError, "`s.h = ...` fills no array", (3,), assigned),
+    (NotImplementedError, "a layer in a `loop`, here Dense: make the step a Cell for Recurrent", (3, 2), Within()),
+    (ValueError, "is an array of the whole batch, made by `sum`", (3, 2), chains.Recurrent(Centred())),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "shape", "layer"), WRONG, ids=range(len(WRONG)))
+def test_wrong_uses_are_refused_with_a_sentence(error, text, shape, layer):
+    layer = layer if isinstance(layer, Layer) else Plain((3,), {"w": (3, 3)}, {"h": (3,)}, layer)
+    net = chains.Chain(layer, input_shape=shape, backend="numpy")
+    with pytest.raises(error, match=re.escape(text)):
+        net.vjp(net.init(dtype=np.float64), np.ones((2, *shape)), np.ones((2, *net.output_shape)))
+
+
+def test_a_loss_without_forward_and_record_is_refused():
+    net = chains.Chain(chains.Dense(2, 2), backend="numpy")
+    with pytest.raises(NotImplementedError, match="Loss has no method `forward`"):
+        net.value_and_grad(net.init(), np.ones((1, 2)), np.ones((1, 2)), losses.Loss())
+
+
+class Cubed(chains.Dense):
+    """It inherits a pullback, which is that of another forward."""
+
+    def forward(self, ops, x, y, p, s):
+        super().forward(ops, x, y, p, s)
+        ops.map(y, lambda y: y * y * y, y)
+
+
+def test_a_pullback_of_another_forward_is_not_used():
+    check_in_a_direction(Cubed(3, 2), (3,), native=False)
 
 
 def test_second_derivatives_of_a_derived_layer():
@@ -275,3 +472,21 @@ def test_second_derivatives_of_a_derived_layer():
     found, h = net.hvp(p, x, t, chains.SquaredLoss(), v), 1e-5
     up, down = (net.value_and_grad(p + sign * h * v, x, t, chains.SquaredLoss())[1] for sign in (1, -1))
     assert math.isclose(float(np.max(np.abs((up - down) / (2 * h) - found))), 0.0, abs_tol=1e-7)
+
+
+def test_a_recurrence_of_a_formula_is_derived_quickly():
+    """Its terms share those before them: a walk through all paths would take 1.6 ** 60 steps."""
+
+    def recurrence(x):
+        older, last = x, 0.5 * x * x
+        for _ in range(60):
+            older, last = last, 0.4 * last * x + 0.3 * older
+        return last
+
+    def record(ops, x, y, p, s):
+        ops.map(y, recurrence, x)
+
+    net = chains.Chain(Plain((3,), {}, {}, record), input_shape=(3,), backend="numpy")
+    x, step = np.array([[0.9, 1.1, -0.7]]), 1e-6
+    _, dx = net.vjp(np.empty(0), x, np.ones((1, 3)))
+    np.testing.assert_allclose(dx, (recurrence(x + step) - recurrence(x - step)) / (2.0 * step), rtol=1e-6)

@@ -172,10 +172,11 @@ def test_frozen_parameters_do_not_change_lms_path():
     net = Chain(Dense(2, 3, tanh), Dense(3, 2, tanh), Dense(2, 1), backend="numpy").with_frozen("0.weight", "1.bias")
     rng = np.random.default_rng(0)
     objective, p = net.objective(rng.normal(size=(40, 2)), rng.normal(size=(40, 1)), SquaredLoss()), net.init(seed=0)
-    q = objective.free.restrict(p)
+    free = objective.free
+    q = free.restrict(p)
     for steps in (1, 3, 6):
         whole = minimize(objective, p, "LM", maxiter=steps)
-        found = minimize(objective.free, q, "LM", maxiter=steps)
+        found = minimize(free, q, "LM", maxiter=steps)
         assert_same(found, whole)
         assert found.message == LIMIT
-        np.testing.assert_allclose(found.x, objective.free.select(whole.x), rtol=1e-6)
+        np.testing.assert_allclose(found.x, free.select(whole.x), rtol=1e-6)

@@ -1,0 +1,184 @@
+"""A second set of points for a residual problem, at which nothing is trained, and what the residuals there say.
+
+A network can fit the points of its training and do anything between them. So `solve` looks at other points: those that
+`candidates` give, or points between neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from chains.residuals.problem import ResidualProblem
+from chains.support import streams
+
+GROUP = 2000  # points whose distances are computed at once
+EDGES = 4  # one of so many new points is beside a point of another term
+FEWEST = 10  # points of a term that may fill a region; two are often the ends of one
+NEIGHBOURS = 3  # among which one is chosen
+FLAT = 1e-9  # the extent along an axis, as a share of the largest, below which points lie in a plane
+MOST_APART = 10.0  # the ratio of residuals at other points and at those of the training that still counts as equal
+LARGEST_RESIDUAL = 3e-3  # as a share of its size
+LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their deviation
+FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
+
+
+def fresh_points(points: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
+    """As many points between neighbours; None for points that lie on several planes, on a curve, or in one place.
+
+    Parameters
+    ----------
+    points : array, shape (n, coordinates)
+        Points that fill a region, or a part of one line or plane, such as a start.
+    others : array, shape (m, coordinates)
+        The points of other terms. A part of the result is between these, which are often on the boundary, and points that fill
+        the region.
+    rng : Generator
+        The choice of neighbours, and of the places between them.
+    """
+    extent = np.ptp(points, axis=0)
+    if len(points) < FEWEST:
+        return None
+    middle, unit = points.mean(axis=0), np.where(extent > 0.0, extent, 1.0)
+    local = (points - middle) / unit
+    sizes, axes = np.linalg.svd(local, full_matrices=False)[1:]
+    axes = axes[sizes > FLAT * sizes[0]]
+    local = local @ axes.T
+    places = _Places(local)
+    if not len(axes) or not _fills(places(local[rng.permutation(len(local))[:GROUP]])):
+        return None
+    edges = (others - middle) / unit @ axes.T if len(axes) == points.shape[1] else local
+    count = len(local) // EDGES if len(others) else 0
+    ends = np.concatenate([edges[rng.integers(0, len(edges), count)], local[rng.permutation(len(local))[count:]]])
+    found = np.empty_like(ends)
+    for begin in range(0, len(ends), GROUP):
+        own = ends[begin : begin + GROUP]
+        near = local[rng.permutation(len(local))[: 2 * GROUP]]
+        nearest = _nearest(places(own), places(near), NEIGHBOURS)
+        chosen = nearest[np.arange(len(own)), rng.integers(0, NEIGHBOURS, len(own))]
+        found[begin : begin + GROUP] = own + rng.uniform(0.0, 1.0, (len(own), 1)) * (near[chosen] - own)
+    return np.asarray(found @ axes * unit + middle)
+
+
+class _Places:
+    """Coordinates as numbers of levels, so that points are equally dense: on grids, and where many points crowd."""
+
+    def __init__(self, points: np.ndarray) -> None:
+        self.levels = [np.unique(column.round(12)) for column in points.T]
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        columns = zip(points.T, self.levels, strict=True)
+        return np.column_stack([np.interp(column, levels, np.arange(len(levels))) for column, levels in columns])
+
+
+def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
+    """The positions of the nearest of `others` at other places, (points, count)."""
+    squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2.0 * points @ others.T
+    squares[squares <= FLAT] = np.inf
+    return np.argpartition(squares, count, axis=1)[:, :count]
+
+
+def _fills(local: np.ndarray) -> bool:
+    """Whether the neighbours of most points are on all sides, as in a region of this dimension."""
+    count = 2 * local.shape[1] + 1
+    if local.shape[1] < 2 or len(local) <= count:
+        return local.shape[1] == 1
+    sample = local[:100]
+    differences = local[_nearest(sample, local, count)] - sample[:, None]
+    sizes = np.linalg.svd(differences, compute_uv=False)
+    return bool(np.median(sizes[:, -1] / sizes[:, 0]) > FILLED)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The residuals of one state of a network, at the points of its training and at others."""
+
+    terms: np.ndarray  # each term's part of the loss, (terms,)
+    second: np.ndarray  # the same at the second points
+    relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
+    change: float  # of the outputs since the last verdict, as a share of their deviation
+
+    @property
+    def differing(self) -> list[int]:
+        """The terms whose residuals are much larger at the second points."""
+        return [k for k, (a, b) in enumerate(zip(self.terms, self.second, strict=True)) if not b <= MOST_APART * a]
+
+    @property
+    def success(self) -> bool:
+        return self.relative <= LARGEST_RESIDUAL and self.change <= LARGEST_CHANGE
+
+    def sentence(self) -> str:
+        """What a small loss means here, or what is wrong."""
+        if not self.relative <= LARGEST_RESIDUAL:
+            if self.differing:
+                terms = ", ".join(map(str, self.differing))
+                return (
+                    f"the residual of term {terms} is larger between its points than at them: take more points, or `candidates`"
+                )
+            advice = "more iterations, a wider network, or a shorter interval may help"
+            return f"the residual is {self.relative:.1g} of its size: {advice}"
+        if not self.change <= LARGEST_CHANGE:
+            return f"the outputs changed by {self.change:.1g} of their deviation in the last round: more iterations may help"
+        return f"at points that were not trained, residuals are at most {self.relative:.1g} of their size (root mean square)"
+
+
+class Judge:
+    """Looks at a network at second points, and keeps its outputs there from one look to the next."""
+
+    def __init__(self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int) -> None:
+        self.net, self.problem = net, problem
+        free = [k for k, pool in enumerate(candidates) if pool is None and not problem.terms[k].data]
+        fresh = self.spread(free, seed, 1)
+        pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
+        self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
+        self.renewable = [k for k in free if fresh[k] is not None and not np.ndim(problem.terms[k].weight)]
+        sizes = problem.guessed_scales().residuals
+        squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
+        self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
+        self.exact = np.array([not _measured(problem, k) for k in range(len(squares))])
+        self.outputs = self._outputs(p)
+
+    def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
+        """Candidates for these terms between their points, `times` as many; None for others, and where there are none."""
+        rng = streams.generator("points", seed, 1)
+        found: list[Any] = [None] * len(self.problem.terms)
+        for k in terms:
+            term = self.problem.terms[k]
+            rest = [np.asarray(each.points, np.float64) for each in self.problem.terms if each is not term]
+            others = np.concatenate([*rest, np.empty((0, len(self.problem.coordinates)))])
+            drawn = (fresh_points(np.asarray(term.points, np.float64), others, rng) for _ in range(times))
+            parts = [each for each in drawn if each is not None]
+            if parts:
+                weight = np.tile(term.weight, times) if np.ndim(term.weight) else term.weight
+                found[k] = replace(term, points=np.concatenate(parts), weight=weight)
+        return found
+
+    def look(self, p: np.ndarray, at: ResidualProblem) -> Verdict:
+        """The residuals of the parameters `p`, which were trained at the points of `at`."""
+        second, before = self._losses(p, self.second), self.outputs
+        self.outputs = self._outputs(p)
+        with np.errstate(all="ignore"):
+            deviation = np.maximum(self.outputs.std(axis=1), 1e-12 * abs(self.outputs).max(axis=1))
+            change = (self.outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
+        relative = float(np.sqrt((second / self.unit)[self.exact]).max(initial=0.0))
+        return Verdict(self._losses(p, at), second, relative, float(np.nanmax(change, initial=0.0)))
+
+    def _outputs(self, p: np.ndarray) -> np.ndarray:
+        return np.stack([*self.problem.evaluate(self.net, p, self.second.points).values()])
+
+    def _losses(self, p: np.ndarray, at: ResidualProblem) -> np.ndarray:
+        """Each term's part of the loss."""
+        found = np.empty(len(at.terms))
+        for number in range(len(found)):
+            own = at.t.copy()
+            own[:, [k for k in range(len(found)) if k != number]] = 0.0
+            found[number] = self.net.value_and_grad(p, at.x, own, at.loss)[0]
+        return found
+
+
+def _measured(problem: ResidualProblem, number: int) -> bool:
+    """Whether a term compares outputs with data, which may have noise."""
+    return bool(problem.terms[number].data) and all(not by for _, by in problem.loss.residuals[number].pieces)
