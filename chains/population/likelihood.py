@@ -25,8 +25,7 @@ from chains.network import record
 from chains.network.derivatives import jacobian
 from chains.network.network import network_of
 from chains.objectives.free import FreeObjective
-from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
-from chains.objectives.trained_arguments import completed, trained_arguments
+from chains.objectives.trained_arguments import minimize_trained
 from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
@@ -239,12 +238,7 @@ class PopulationObjective:
         **options
             SciPy's own keyword arguments.
         """
-        free = self.free
-        if free.n_params == self.n_params:
-            return minimize_with_scipy(self, theta, method, progress, options)
-        q = free.restrict(check_start(theta))
-        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
-        return completed(free, result)
+        return minimize_trained(self, theta, method, progress, options)
 
     @property
     def free(self) -> FreeObjective:
