@@ -117,7 +117,7 @@ def door(method: Method) -> Callable[[Callable[[Call], Any]], Callable[..., Any]
     """The function of a method, ``function(network, *arguments)``, from the path of its calls that have no shortcut."""
 
     def made(general: Callable[[Call], Any]) -> Callable[..., Any]:
-        names = {"Call": Call, "general": general, "method": method, "SEED": 0, "ndarray": np.ndarray}
+        names: dict[str, Any] = {"Call": Call, "general": general, "method": method, "SEED": 0, "ndarray": np.ndarray}
         names |= {"__name__": general.__module__, "is_column": checks.is_column, "is_pair": is_pair}
         exec(compile(_source(method), f"<door of {method.usage}>", "exec"), names)  # this module's text and a method's names
         function: Callable[..., Any] = names["call"]

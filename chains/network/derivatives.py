@@ -203,16 +203,17 @@ def _product(call: Call, make: Callable[..., Program]) -> np.ndarray:
     return result
 
 
-_OF_PRODUCTS = {"inputs": "p x t v", "results": ("hv",), "plain": "weights lengths state"}
+def _of_product(name: str, takes: str) -> Method:
+    return Method(name, f"net.{name}(p, x, t, loss, v)", takes, "p x t v", ("hv",), plain="weights lengths state")
 
 
-@door(Method("hvp", "net.hvp(p, x, t, loss, v)", "p x t loss v weights lengths penalty state out", **_OF_PRODUCTS))
+@door(_of_product("hvp", "p x t loss v weights lengths penalty state out"))
 def hvp(call: Call) -> np.ndarray:
     """The product of the Hessian matrix of the loss with a vector."""
     return _product(call, record_derivatives.hessian_product)
 
 
-@door(Method("gauss_newton", "net.gauss_newton(p, x, t, loss, v)", "p x t loss v weights lengths state out", **_OF_PRODUCTS))
+@door(_of_product("gauss_newton", "p x t loss v weights lengths state out"))
 def gauss_newton(call: Call) -> np.ndarray:
     """The product of the Gauss-Newton matrix with a vector."""
     return _product(call, record_derivatives.gauss_newton_product)

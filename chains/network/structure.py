@@ -45,7 +45,7 @@ def value_of(thing: Any) -> Hashable:
     if kind in _CLASSES:
         return _of_class(thing)
     if kind in (tuple, list):
-        return _each(thing, kind)
+        return kind, *_each(thing)
     if kind is dict:
         return dict, _each(thing), _each(thing.values())
     if kind is frozenset:
@@ -77,7 +77,7 @@ def _settings(thing: Any) -> tuple[Hashable, ...]:
 
 
 def _fields(thing: Any) -> tuple[Hashable, ...]:
-    return _each([getattr(thing, name) for name in field_names(type(thing))])
+    return _each([getattr(thing, name) for name in field_names(type(thing))])  # type: ignore[arg-type]
 
 
 def _each(things: Iterable[Any], *before: Hashable) -> tuple[Hashable, ...]:

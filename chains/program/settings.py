@@ -98,10 +98,10 @@ def _taken_apart(thing: Any, numbers: list[float]) -> Hashable:
     if not _is_tunable(thing):
         kept: Hashable = thing
         return kept
-    parts: list[Hashable] = [type(thing)]
-    for name in field_names(type(thing)):
+    parts: list[Any] = [type(thing)]
+    for name in field_names(type(thing)):  # type: ignore[arg-type]
         value = getattr(thing, name)
-        if name in thing.settings and is_real(value) and value != 0:
+        if _is_setting(thing, name, value):
             numbers.append(float(value))
             value = Setting
         parts.append(value if type(value) in _PLAIN else _taken_apart(value, numbers))
@@ -119,9 +119,9 @@ def symbolic(thing: T, first: int = 0) -> T:
     if not _is_tunable(thing):
         return thing
     twin = copy.copy(thing)
-    for name in field_names(type(thing)):
+    for name in field_names(type(thing)):  # type: ignore[arg-type]
         value = getattr(thing, name)
-        if name in thing.settings and is_real(value) and value != 0:
+        if _is_setting(thing, name, value):
             symbol: Any = Setting(f"{type(thing).__name__}.{name}", first)
             first += 1
         else:
@@ -129,6 +129,10 @@ def symbolic(thing: T, first: int = 0) -> T:
             first += len(numbers_of(value))
         object.__setattr__(twin, name, symbol)
     return twin
+
+
+def _is_setting(thing: Any, name: str, value: Any) -> bool:
+    return name in thing.settings and is_real(value) and value != 0
 
 
 def _is_tunable(thing: Any) -> bool:
