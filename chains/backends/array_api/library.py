@@ -37,11 +37,14 @@ class Library:
 
     def __init__(self, xp: Any, name: str, device: Any) -> None:
         self.xp, self.device, self.narrow = xp, device, False
+        self._dtypes: dict[np.dtype[Any], Any] = {}
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
         """The library's name of a type."""
-        return getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        if dtype not in self._dtypes:
+            self._dtypes[dtype] = getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        return self._dtypes[dtype]
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
@@ -63,7 +66,8 @@ class Library:
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """The array with another type; itself if it has the type."""
-        return self.xp.astype(array, self.dtype(dtype), copy=False)
+        wanted = self.dtype(dtype)
+        return array if array.dtype == wanted else self.xp.astype(array, wanted)
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         """The table with each of the rows added to the row of its index."""
