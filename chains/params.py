@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -84,6 +84,21 @@ def bounds_of(bounds: Any, of: str = "", name: str = "bounds") -> Bounds | None:
     ):
         raise ValueError(f"`{name}` (={shown(bounds)}){of} {wanted}, and `low` below `high`")
     return None if low is None and high is None else Bounds(low, high)
+
+
+def bounds_by_name(bounds: Any, values: Mapping[str, float], what: str = "{}") -> dict[str, tuple[float | None, float | None]]:
+    """The checked bounds of numbers with these starting values, as pairs; `what` formats a name for messages."""
+    if bounds is not None and not isinstance(bounds, Mapping):
+        raise TypeError(f'`bounds` (={shown(bounds)}) must be pairs by name, such as {{"birth": (0, None)}}')
+    pairs: dict[str, tuple[float | None, float | None]] = {}
+    for name, pair in dict(bounds or {}).items():
+        if name not in values:
+            raise ValueError(f"`bounds` has `{name}`, but there are only {listed(values)}{meant(str(name), values)}")
+        within = bounds_of(pair, f" of `{name}`")
+        if within is not None:
+            within.stored(values[name], f"`{what.format(name)}`")
+            pairs[name] = (within.low, within.high)
+    return pairs
 
 
 @dataclass(frozen=True)

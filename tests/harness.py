@@ -34,7 +34,7 @@ from chains.program.recorder import Recorder
 from chains.sampling.trajectories import Leapfrog
 from chains.testing import Kink, assert_close, away_from_kinks, central_difference, filled, run_program  # noqa: F401
 from chains.testing.gradients import ROUNDING  # noqa: F401
-from tests.own import Boost, Decay, Double, DyUser, Monotone, Outer, Repeat, Stacked
+from tests.own import Boost, Decay, Double, DyUser, Experts, Leaky, Monotone, Outer, Repeat, Scan, Stacked
 
 HERE = "numpy,native" if importlib.util.find_spec("llvmlite") else "numpy"
 BACKENDS = tuple(os.environ.get("CHAINS_TEST_BACKENDS", HERE).split(","))
@@ -180,6 +180,7 @@ LAYERS = [
     _layer("Activation-scalar", chains.Activation("silu"), ()),
     _layer("Scale", chains.Scale()),
     _layer("Append", chains.Append(a=0.5)),
+    _layer("Append-bounds", chains.Append(bounds={"a": (0, None), "b": (-2.0, 3.0)}, a=0.5, b=1.0)),
     _layer("Select", chains.Select([2, 0])),
     _layer("Select-twice", chains.Select([-1, 0, 1, -1]), (2, 3)),
     _layer("Dense-bounds", _dense(3, 4, chains.σ, weight_init=0.25, weight_bounds=(-1.0, 2.0))),
@@ -492,6 +493,11 @@ OWN_LAYERS = [
     Case("own-Monotone", Monotone, (_dense(), Monotone(2), Monotone(3))),
     Case("own-Monotone-frozen", Monotone, (Monotone(2), Monotone(3)), frozen=("0.weight", "1.gain")),
     Case("own-two-Boosts", Boost, (chains.Scale(), Boost(2.0), Boost(-3.0))),
+    _layer("own-Experts", Experts()),
+    Case("own-Experts-in-Residual", Experts, (_dense(), chains.Residual(chains.Series(Experts(), chains.Dense(2, 3))))),
+    _layer("own-Scan", Scan(), (3, 2)),
+    _layer("own-Leaky", chains.Recurrent(Leaky()), (3, 3)),
+    _layer("own-Leaky-checkpoints", chains.Recurrent(Leaky(), checkpoint_every=2), (3, 3)),
     Case("own-in-Residual", DyUser, (_dense(), chains.Residual(DyUser()), chains.Parallel(DyUser(), Double()))),
 ]
 

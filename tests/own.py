@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from chains import Dense, LayerNorm, gelu
-from chains.expr import tanh
+from chains.expr import exp, tanh
 from chains.initializers import Uniform
 from chains.layers import Cell, Declaration, Layer, Series
 
@@ -150,3 +150,60 @@ class Monotone(Layer):
         ops.map(product, lambda a, dy, gain: (1 - a * a) * dy * gain, s.a, dy, p.gain)
         ops.matmul(g.weight, x.T, product)
         ops.matmul(dx, product, p.weight.T)
+
+
+# Layers by `forward` alone, whose pullbacks are derived.
+
+
+class Experts(Layer):
+    """A mixture of experts, with a softmax that works in place."""
+
+    def declare(self, d: Declaration) -> None:
+        d.param("route", (*d.input, 3), "lecun_normal")
+        d.param("w", (*d.input, 3 * 2), "lecun_normal")
+        for name, shape in (("share", (3,)), ("row", (1,)), ("each", (3, 2))):
+            d.temporary(name, shape)
+        d.output((2,))
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        ops.matmul(s.share, x, p.route)
+        ops.map(s.share, lambda z: exp(z), s.share)
+        ops.sum(s.row, s.share)
+        ops.map(s.share, lambda e, total: e / total, s.share, s.row)
+        ops.matmul(s.each.reshape(6), x, p.w)
+        ops.map(s.each, lambda z, share: tanh(z) * share, s.each, s.share.expand(-1))
+        ops.sum(y.expand(1), s.each)
+
+
+class Scan(Layer):
+    """A recurrence as a loop within a layer."""
+
+    def declare(self, d: Declaration) -> None:
+        d.param("w", (d.input[1], 2), "lecun_normal")
+        d.param("v", (2, 2), "lecun_normal")
+        d.temporary("h", (2,))
+        d.temporary("a", (2,))
+        d.output((d.input[0], 2))
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        ops.fill(s.h, 0.0)
+        with ops.loop(x.sample_shape[0]) as at:
+            ops.matmul(s.a, at.now(x, 1), p.w)
+            ops.matmul(s.a, s.h, p.v, accumulate=True)
+            ops.map(s.h, lambda a: tanh(0.5 * a), s.a)
+            ops.copy(at.now(y, 1), s.h)
+
+
+class Leaky(Cell):
+    """A cell by `forward` alone, with a layer within it and two arrays that it carries."""
+
+    def declare(self, d: Declaration) -> None:
+        inner = d.child("inner", Dense(3, 2, gelu), d.input)
+        d.carry("h", inner)
+        d.carry("mean", inner)
+        d.temporary("a", inner)
+
+    def forward(self, ops: Any, x: Any, y: Any, p: Any, s: Any) -> None:
+        s.children[0].forward(ops, x, s.a)
+        ops.map(y, lambda a, h, m: tanh(a + h) + m, s.a, s.before.h, s.before.mean)
+        ops.map(s.after.mean, lambda m, a: 0.5 * m + a * a, s.before.mean, s.a)

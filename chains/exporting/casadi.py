@@ -24,7 +24,7 @@ from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Ty
 from chains.backends.native.llvm.jit import optimised
 from chains.chain import Chain
 from chains.exporting.entry import adapted, parameters
-from chains.exporting.interface import DERIVATIVES, Interface, interface_of
+from chains.exporting.interface import DERIVATIVES, Interface, Request, interface_of
 from chains.exporting.libraries import linked
 from chains.exporting.objects import ATTRIBUTES, Objects, characters
 from chains.exporting.targets import Target, targets_of
@@ -83,7 +83,7 @@ def casadi_library(
 ) -> tuple[bytes, str]:  # fmt: skip
     """The shared library of a network, and its header. Raises ValueError for several systems, or without a linker."""
     gradient = "inputs" if "p" in baked else "both"
-    interface = interface_of(net, CORE, np.dtype(np.float64), baked, gradient, None, None, tuple(DERIVATIVES))
+    interface = interface_of(Request(net, np.dtype(np.float64), gradient, derivatives=tuple(DERIVATIVES)), CORE, baked)
     interface = replace(interface, calls=tuple(call for call in interface.calls if not call.name.startswith("stream")))
     targets = targets_of(target)
     objects = CasadiObjects(interface, targets, name, samples, given)

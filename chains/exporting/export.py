@@ -13,7 +13,7 @@ import numpy as np
 from chains.chain import Chain
 from chains.exporting.c_source import CSource
 from chains.exporting.header import fortran_text, header_text
-from chains.exporting.interface import DERIVATIVES, Interface, interface_of
+from chains.exporting.interface import DERIVATIVES, Interface, Request, interface_of
 from chains.exporting.names import check_file_name, check_lengths
 from chains.losses import Loss
 from chains.network.checks import check_numeric
@@ -132,7 +132,8 @@ def interface_for(
     kind = arguments.check_dtype(dtype)
     criterion = _criterion(net, kind, loss, target_shape, penalty, optimizer)
     baked = _baked(net, kind, p, state, optimizer)
-    return interface_of(net, name, kind, baked, gradient, criterion, optimizer, _derivatives(net, derivatives))
+    request = Request(net, kind, gradient, criterion, optimizer, _derivatives(net, derivatives))
+    return interface_of(request, name, baked)
 
 
 @dataclass(frozen=True)

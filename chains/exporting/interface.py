@@ -9,7 +9,7 @@ import numpy as np
 
 from chains.chain import Chain
 from chains.exporting.names import check_prefix
-from chains.losses import Loss
+from chains.losses import Loss, SeriesLoss
 from chains.network import record, record_by_inputs
 from chains.network.network import Network, network_of
 from chains.network.record import Criterion
@@ -19,7 +19,6 @@ from chains.params import Layout
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer
-from chains.residuals.loss import ResidualLoss
 
 DERIVATIVES: dict[str, Callable[[Network, np.dtype], Program]] = {
     "jvp": record_by_inputs.jvp,
@@ -161,39 +160,70 @@ ALWAYS = ("x", "p", "state", "t", "moments")  # these are arguments even if the 
 ALWAYS_IN = {"jvp": ("dx",), "hessian": ("v",)}  # likewise in these
 
 
-def interface_of(
-    net: Chain,
-    name: str,
-    dtype: np.dtype,
-    baked: Mapping[str, np.ndarray],
-    gradient: str | None,
-    criterion: Criterion | None,
-    optimizer: Optimizer | None,
-    derivatives: Sequence[str] = (),
-) -> Interface:
+@dataclass(frozen=True)
+class Request:
+    """What is exported: a network, and the kinds of its functions."""
+
+    net: Chain
+    dtype: np.dtype
+    gradient: str | None = None
+    criterion: Criterion | None = None
+    optimizer: Optimizer | None = None
+    derivatives: Sequence[str] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The lengths of vectors."""
+        moments = 0 if self.optimizer is None else self.optimizer.n_states * self.net.n_params
+        return {"p": self.net.n_params, "state": self.net.n_state, "moments": moments}
+
+
+def interface_of(request: Request, name: str, baked: Mapping[str, np.ndarray]) -> Interface:
     """The functions of a network. Vectors that are `baked`, by the names "p" and "state", are not arguments.
 
-    Raises NotImplementedError with the name of a layer that has no rule for the `derivatives`.
+    Raises NotImplementedError with the name of a layer that has no rule for the derivatives.
     """
-    network, wanted = network_of(net), GRADIENTS[gradient]
+    net, dtype, sizes = request.net, request.dtype, request.sizes
+    stepping, step = _step(net, dtype)
+    about = _descriptions(request)
+    calls = []
+    for kind, program in _programs(request, stepping, step).items():
+        buffers = _buffers(request, program)
+        always = (*ALWAYS, *ALWAYS_IN.get(kind, ()))
+        taken = [each for each in ORDER[kind] if each in program.buffers or (each in always and each in buffers)]
+        arguments = tuple(_argument(kind, each, buffers[each]) for each in taken if each not in baked)
+        calls.append(Call(kind, comment(about[kind]), program, arguments))
+    counts = {f"n_{'params' if vector == 'p' else vector}": size for vector, size in sizes.items()}
+    counts["n_carried"] = 0 if stepping is None else stepping.n_carried
+    counts = {key: count for key, count in counts.items() if count or key == "n_params"}
+    check_prefix(name, [*(f"{call.name}_work_bytes" for call in calls), *(f"size_of_{end[2:]}" for end in counts)])
+    return Interface(name, dtype, comment(repr(net)), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
+
+
+def _programs(request: Request, stepping: Stepping | None, step: Program | None) -> dict[str, Program]:
+    """The programs of the functions, by kind."""
+    network, dtype, criterion = network_of(request.net), request.dtype, request.criterion
+    wanted = GRADIENTS[request.gradient]
     programs = {"forward": record.forward(network, dtype, False)}
     if wanted:
         programs["vjp"] = record.vjp(network, dtype, False, wanted)
     if criterion is not None:
         programs["loss"] = record.gradient(network, criterion, dtype, False, pure=True, wanted=_of_loss(wanted, criterion.loss))
-    if criterion is not None and optimizer is not None:
-        programs["step"] = record.training_step(network, criterion, optimizer, dtype)
-    stepping, step = _step(net, dtype)
+    if criterion is not None and request.optimizer is not None:
+        programs["step"] = record.training_step(network, criterion, request.optimizer, dtype)
     if stepping is not None and step is not None:
         programs["stream"] = step
-        if "jacobian" in derivatives:
+        if "jacobian" in request.derivatives:
             programs["stream_jacobian"] = record_by_inputs.step_jacobian(stepping, dtype)
-    programs |= {each: DERIVATIVES[each](network, dtype) for each in derivatives}
-    moments = 0 if optimizer is None else optimizer.n_states * net.n_params
-    sizes = {"p": net.n_params, "state": net.n_state, "moments": moments}
-    about = {
+    return programs | {each: DERIVATIVES[each](network, dtype) for each in request.derivatives}
+
+
+def _descriptions(request: Request) -> dict[str, str]:
+    """A line about each kind of function."""
+    criterion, optimizer = request.criterion, request.optimizer
+    return {
         "forward": "The outputs y.",
-        "vjp": f"Pulls the cotangents dy back: fills {' and '.join(wanted)}.",
+        "vjp": f"Pulls the cotangents dy back: fills {' and '.join(GRADIENTS[request.gradient])}.",
         "loss": f"Returns the loss, {repr(criterion.loss) if criterion else ''}, and fills its gradients.",
         "stream": "The outputs y of one step of a sequence.",
         "jvp": "Derivatives dy of the outputs along dx.",
@@ -202,27 +232,18 @@ def interface_of(
         "stream_jacobian": "The Jacobian J of one step of a sequence.",
         "step": f"One step of {optimizer!r}: updates p and the arrays of the optimiser. Returns the loss before the step.",
     }
-    calls = []
-    for kind, program in programs.items():
-        buffers = {**_vectors(sizes, dtype), **program.buffers}
-        if criterion is not None:
-            buffers.setdefault("t", Buffer("t", "input", dtype, (Batch(), *criterion.target)))
-        samples = {"x": net.input_shape, "dx": net.input_shape, "v": net.output_shape}
-        for each, shape in samples.items():
-            buffers.setdefault(each, Buffer(each, "input", dtype, (Batch(), *shape)))
-        always = (*ALWAYS, *ALWAYS_IN.get(kind, ()))
-        taken = [each for each in ORDER[kind] if each in program.buffers or (each in always and each in buffers)]
-        arguments = tuple(_argument(kind, each, buffers[each]) for each in taken if each not in baked)
-        calls.append(Call(kind, comment(about[kind]), program, arguments))
-    counts = {
-        "n_params": net.n_params,
-        "n_state": net.n_state,
-        "n_moments": moments,
-        "n_carried": 0 if stepping is None else stepping.n_carried,
-    }
-    counts = {key: count for key, count in counts.items() if count or key == "n_params"}
-    check_prefix(name, [*(f"{call.name}_work_bytes" for call in calls), *(f"size_of_{end[2:]}" for end in counts)])
-    return Interface(name, dtype, comment(repr(net)), tuple(calls), counts, net.layout, net.state_layout, dict(baked))
+
+
+def _buffers(request: Request, program: Program) -> dict[str, Buffer]:
+    """The caller's buffers of a program, and stand-ins for arguments that it does not touch."""
+    net, dtype, criterion = request.net, request.dtype, request.criterion
+    buffers = {**_vectors(request.sizes, dtype), **program.buffers}
+    samples = {"x": net.input_shape, "dx": net.input_shape, "v": net.output_shape}
+    if criterion is not None:
+        samples = {"t": criterion.target, **samples}
+    for each, shape in samples.items():
+        buffers.setdefault(each, Buffer(each, "input", dtype, (Batch(), *shape)))
+    return buffers
 
 
 def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None, None]:
@@ -236,7 +257,7 @@ def _step(net: Chain, dtype: np.dtype) -> tuple[Stepping, Program] | tuple[None,
 
 def _of_loss(wanted: tuple[str, ...], loss: Loss) -> tuple[str, ...]:
     """The gradients of a loss: residuals have none with respect to their points."""
-    return tuple(each for each in wanted if each != "dx" or not isinstance(loss, ResidualLoss))
+    return tuple(each for each in wanted if each != "dx" or not isinstance(loss, SeriesLoss))
 
 
 def _vectors(sizes: Mapping[str, int], dtype: np.dtype) -> dict[str, Buffer]:

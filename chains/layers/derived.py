@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from chains.program.loop import all_operations
+from chains.program.loop import Filled, Loop, all_operations
 from chains.program.operations import Copy, Operation
 from chains.program.recorder import Recorder
 from chains.program.transpose import Place, kept, without_parts
@@ -69,6 +69,7 @@ def derive(
     """The operations of a `forward` and those of its pullback. What the pullback reads is not overwritten."""
     with keeping_parts(ops, True), ops.aside() as operations:
         record()
+    _check_reads(operations, places, results)
     changed: list[Operation] | None = operations
     while changed is not None:
         operations = changed
@@ -78,6 +79,18 @@ def derive(
         operations = transposer.operations
         changed = kept(operations, reads, places)
     return without_parts(operations), pullback
+
+
+def _check_reads(operations: Sequence[Operation], places: Sequence[Place], results: Sequence[View]) -> None:
+    """Raise ValueError if an operation reads a result, or a scratch array, before all of what it reads is filled."""
+    given = {place.view.buffer for place in places if place.view not in results}
+    own, filled = [place for place in places if place.view in results], Filled()
+    for operation in operations:
+        for view in operation.reads if not isinstance(operation, Loop) else ():
+            unfilled = view.buffer.role == "scratch" and view.buffer not in given
+            if (unfilled or any(place.holds(view) for place in own)) and not filled.covers(view):
+                raise ValueError(f"`{operation}` reads `{view}`, or a part of it, before it is filled: fill it first")
+        filled.add(operation.writes)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from chains.expr.derivatives import derivative
 from chains.expr.formulas import Replay
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer, SampleShape
-from chains.params import LayoutBuilder, bounds_of
+from chains.params import LayoutBuilder, bounds_by_name
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_number
@@ -80,7 +80,7 @@ class Equations(Layer):
         if parameters is not None and not isinstance(parameters, Mapping):
             raise TypeError(f'`parameters` (={shown(parameters)}) must be starting values by name, such as {{"birth": 0.5}}')
         self.parameters = {name: _start(name, value) for name, value in dict(parameters or {}).items()}
-        self.bounds = _bounds(bounds, self.parameters)
+        self.bounds = bounds_by_name(bounds, self.parameters, "parameters[{!r}]")
         self.networks = _networks(networks, self.inputs)
         if "network" in self.networks and network is not None:
             raise ValueError("`networks` (={'network': ...}) has the name of `network`: choose another one")
@@ -235,21 +235,6 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in names):
         raise TypeError(f'`{what}` (={shown(names)}) must be names such as ("hare", "lynx")')
     return tuple(names)
-
-
-def _bounds(bounds: Any, parameters: Mapping[str, float]) -> dict[str, tuple[float | None, float | None]]:
-    """The checked bounds of parameters, as pairs."""
-    if bounds is not None and not isinstance(bounds, Mapping):
-        raise TypeError(f'`bounds` (={shown(bounds)}) must be pairs by name, such as {{"birth": (0, None)}}')
-    pairs: dict[str, tuple[float | None, float | None]] = {}
-    for name, pair in dict(bounds or {}).items():
-        if name not in parameters:
-            raise ValueError(f"`bounds` has `{name}`, but there are only {listed(parameters)}{meant(str(name), parameters)}")
-        within = bounds_of(pair, f" of `{name}`")
-        if within is not None:
-            within.stored(parameters[name], f"`parameters[{name!r}]`")
-            pairs[name] = (within.low, within.high)
-    return pairs
 
 
 def _networks(networks: Any, inputs: Sequence[str]) -> dict[str, tuple[Layer, tuple[str, ...], tuple[str, ...]]]:

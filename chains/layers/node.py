@@ -273,8 +273,13 @@ class Root(Node):
 
 
 def derives(layer: Layer) -> bool:
-    """Whether the pullback of a layer is derived from its forward."""
-    return type(layer).pullback is Layer.pullback
+    """Whether the pullback of a layer is derived from its forward.
+
+    A class that inherits a pullback and has another `forward` needs another pullback too.
+    """
+    classes = type(layer).__mro__
+    forward, pullback = (next(k for k, each in enumerate(classes) if name in vars(each)) for name in ("forward", "pullback"))
+    return forward < pullback
 
 
 def check_filled(function: str, recorded: Sequence[Operation], views: Mapping[str, View]) -> None:

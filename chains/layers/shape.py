@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from chains.initializers import Constant
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.layers.images import Number, Padding, per_axis, sides
+from chains.params import bounds_by_name
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import is_real, whole
@@ -124,28 +125,33 @@ class Append(Layer):
 
     Parameters
     ----------
+    bounds : mapping of pair of float or None, optional
+        The lowest and highest values by name, as of `Equations`: ``{"viscosity": (0, None)}`` for a positive number.
     **values : float
         The starting values by name, one at least: ``Append(viscosity=0.02)`` has a parameter ``viscosity`` of shape (1,).
 
     Raises
     ------
     TypeError, ValueError
-        For values that are not finite numbers, and without any.
+        For values that are not finite numbers, or not within their bounds, and without any.
     """
 
-    def __init__(self, **values: float) -> None:
+    bounds: Mapping[str, tuple[float | None, float | None]] | None = None  # earlier pickles have none
+
+    def __init__(self, *, bounds: Mapping[str, tuple[float | None, float | None]] | None = None, **values: float) -> None:
         if not values:
             raise ValueError("Append() needs a value at least, such as Append(viscosity=0.02)")
         for name, value in values.items():
             if not is_real(value) or not math.isfinite(value):
                 raise TypeError(f"`{name}` (={shown(value)}) must be a finite number")
         self.values = tuple((name, float(value)) for name, value in values.items())
+        self.bounds = bounds_by_name(bounds, dict(self.values)) or None
 
     def declare(self, d: Declaration) -> None:
         if not d.input:
             raise ValueError(f"{self!r} needs samples with at least one axis, not scalars")
         for name, value in self.values:
-            d.param(name, (1,), Constant(value))
+            d.param(name, (1,), Constant(value), bounds=(self.bounds or {}).get(name))
         d.output((*d.input[:-1], d.input[-1] + len(self.values)))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,10 +118,13 @@ def _trajectory(ode: ODE, number: int, requested: np.ndarray, rows: np.ndarray, 
         reached = since[-1] >= clock.max()
     states = np.concatenate([states[:1], states[taken + 1]])
     refused = len(waiting) - len(taken)
-    problem = _problem(ode, number, requested, times, states, refused, tried, bool(reached))
+    found = Trajectory(times, states, refused, "")
+    problem = _bad_times(ode, number, requested) or _not_finite(ode, number, found)
+    if not problem and ode.rtol is not None and not reached:
+        problem = _out_of_steps(ode, number, requested, found, tried)
     if problem and not sound:
         problem = f"trajectory {number}: the parameters of the right-hand side are not finite"
-    return Trajectory(times, states, refused, problem)
+    return replace(found, problem=problem)
 
 
 def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
@@ -131,18 +134,8 @@ def _clock(ode: ODE, times: np.ndarray, dtype: Any) -> np.ndarray:
     return times.astype(dtype) - times[:1].astype(dtype)
 
 
-def _problem(
-    ode: ODE,
-    number: int,
-    requested: np.ndarray,
-    times: np.ndarray,
-    states: np.ndarray,
-    refused: int,
-    tried: np.ndarray,
-    reached: bool,
-) -> str:
-    """The reason why a solution ended early, with advice."""
-    last = requested.max()
+def _bad_times(ode: ODE, number: int, requested: np.ndarray) -> str:
+    """Why there is no solution at these times; else empty."""
     if not np.isfinite(requested).all():
         return f"trajectory {number} has times {requested}, but they must be finite"
     if ode.rtol is not None and not (requested >= requested[0]).all():
@@ -150,6 +143,12 @@ def _problem(
     if ode.rtol is None and (falls := np.diff(requested) < 0.0).any():
         k = int(np.argmax(falls))
         return f"trajectory {number} has times that must ascend, but {requested[k + 1]:g} comes after {requested[k]:g}"
+    return ""
+
+
+def _not_finite(ode: ODE, number: int, found: Trajectory) -> str:
+    """The step after which a solution is not finite, with advice; else empty."""
+    times, states = found.times, found.states
     bad = ~np.isfinite(states).all(1)
     if bad[0]:
         return f"trajectory {number} starts from a state that is not finite, {states[0]}"
@@ -161,8 +160,12 @@ def _problem(
             remedy += ", for Newton's iterations to converge"
         reasons = f"the solution grows without bound, the right-hand side is not defined there, or it needs {remedy}"
         return f"trajectory {number} is not finite after {step}: {reasons}"
-    if ode.rtol is None or reached:
-        return ""
+    return ""
+
+
+def _out_of_steps(ode: ODE, number: int, requested: np.ndarray, found: Trajectory, tried: np.ndarray) -> str:
+    """Why step control did not reach the last time, with advice."""
+    times, refused, last = found.times, found.refused, requested.max()
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
     if refused > MANY * len(tried) or tried[-1] < SMALL * (last - requested[0]):

@@ -208,12 +208,16 @@ def _record_gradient(
         if g is not None:
             ops.copy(g, own_g)
             own_g = g
-    penalty = ops.symbolic(criterion).penalty
+    _record_penalty(ops, network, ops.symbolic(criterion).penalty, (p, own_g, value))
+    return own_g
+
+
+def _record_penalty(ops: Recorder, network: Network, penalty: Penalty | None, views: tuple[View, View, View]) -> None:
+    """Add a penalty and its gradient: `views` are p, g and the value."""
     if penalty is not None:
         with ops.label(type(penalty).__name__):
             names = frozenset(entry.name for entry in network.layout)
-            penalty.record(ops, Selection(network.layout, names, network.frozen), p, own_g, value)
-    return own_g
+            penalty.record(ops, Selection(network.layout, names, network.frozen), *views)
 
 
 class Gradient(NamedTuple):
@@ -261,17 +265,19 @@ def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None)
 def _record_residuals(ops: Recorder, loss: SeriesLoss, network: Network, node: Node, views: Gradient) -> None:
     x, t, w, value = views.x, views.t, views.w, views.value
     fill = partial(loss.record_series, ops, x, t=t, w=w, value=value)
-    record_from_series(ops, loss, network, node, x, views.y, views.dy, views.dx, fill)
+    record_from_series(ops, loss, network, node, (x, views.y, views.dy, views.dx), fill)
 
 
 def record_from_series(
-    ops: Recorder, loss: SeriesLoss, network: Network, node: Node, x: View, y: View, dy: View, dx: View,
+    ops: Recorder, loss: SeriesLoss, network: Network, node: Node, views: tuple[View, View, View, View],
     fill: Callable[..., None],
 ) -> None:  # fmt: skip
     """Record the derivatives of the outputs by series, then `fill`, then the pullback of the cotangents of all coefficients.
 
-    `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by output and index.
+    The `views` are x, y, dy and dx. `fill(rows=, adjoints=)` gets the coefficients of the outputs and their cotangents, by
+    output and index.
     """
+    x, y, dy, dx = views
     if network.id_count is not None:
         raise ValueError(f"{loss!r} derives the outputs with respect to the inputs, which are ids here")
     if ops.training and not network.is_stateless:
@@ -290,12 +296,7 @@ def record_from_series(
     coefficients = {index: jet.coefficient(y, index) for index in indices(loss.orders)}
     present = {index: row for index, row in coefficients.items() if row is not None}
     zero = [power for direction, power in coefficients if (direction, power) not in present and (direction, 1) in present]
-    kinked = [f for each in network.declaration.all for f in vars(each.layer).values() if _is_kinked(f)]
-    if zero and kinked:
-        raise ValueError(
-            f"{loss!r} has derivatives of order {min(zero)}, which are zero everywhere for this network, since its activation "
-            f"{kinked[0]} is piecewise linear: use a smooth one, such as tanh"
-        )
+    _check_smooth(network, loss, zero)
     jet.adjoint(dy, present)
     outputs = range(len(loss.outputs))
     with ops.label("residuals"):
@@ -307,6 +308,16 @@ def record_from_series(
     pullback = ops.pop_operations()
     ops.operations += before
     jet.record(pullback)
+
+
+def _check_smooth(network: Network, loss: SeriesLoss, zero: list[int]) -> None:
+    """Raise ValueError if derivatives of these orders are zero because of an activation."""
+    kinked = [f for each in network.declaration.all for f in vars(each.layer).values() if _is_kinked(f)]
+    if zero and kinked:
+        raise ValueError(
+            f"{loss!r} has derivatives of order {min(zero)}, which are zero everywhere for this network, since its activation "
+            f"{kinked[0]} is piecewise linear: use a smooth one, such as tanh"
+        )
 
 
 def _is_kinked(f: Any) -> bool:

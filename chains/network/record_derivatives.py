@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -127,20 +127,34 @@ def residuals(network: Network, loss: SeriesLoss, target: tuple[int, ...], dtype
     r = ops.external("r", (loss.equations,), role="output", batched=True)
     shape = (loss.equations, network.layout.size)
     j = ops.external("j", shape, role="output", batched=True) if with_jacobian else None
+    _record_equations(ops, network, Points(p, x, t), loss, r, j)
+    return ops.finish()
+
+
+class Points(NamedTuple):
+    """What the equations of points read."""
+
+    p: View
+    x: View
+    t: View
+
+
+def _record_equations(ops: Recorder, network: Network, points: Points, loss: SeriesLoss, r: View, j: View | None) -> None:
+    """Record the equations of each point, `r` (batch, equations), and their Jacobian `j`, (batch, equations, n_params)."""
+    p, x, t = points
     for number in range(loss.equations):
         before = ops.pop_operations()
         g = ops.scratch("gradient", (network.layout.size,), batched=False)
         y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
         dx = ops.scratch("dx", network.declaration.input)
         fill = partial(loss.record_equation, ops, number, x, t=t, residual=r.index(-1, number))
-        record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
+        record_from_series(ops, loss, network, _node(ops, network, p, g), (x, y, dy, dx), fill)
         _zero_frozen(ops, network, g)
         recorded, ops.operations = ops.pop_operations(), before
         if j is None:
             ops.operations += recorded  # its pullback is never read, and dropped
         else:
             PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
-    return ops.finish()
 
 
 def sum_of_squares(
@@ -153,62 +167,64 @@ def sum_of_squares(
     ops, p, x = _begin("sum of squares", network, dtype, training=False, masked=masked)
     size, output = network.layout.size, network.declaration.output_shape
     count = loss.equations if isinstance(loss, SeriesLoss) else math.prod(output)
-    t = ops.external("t", target, role="input", batched=True)
+    points = Points(p, x, ops.external("t", target, role="input", batched=True))
     factors = ops.external("factors", (count,), role="input", batched=True)
     r, j = ops.scratch("residuals", (count,)), ops.scratch("Jacobian", (count, size))
+    wanted = None if matrix is None else j
     if isinstance(loss, SeriesLoss):
         raw = ops.scratch("unweighted", (count,))
-        for number in range(count):
-            before = ops.pop_operations()
-            g = ops.scratch("gradient", (size,), batched=False)
-            y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
-            dx = ops.scratch("dx", network.declaration.input)
-            fill = partial(loss.record_equation, ops, number, x, t=t, residual=raw.index(-1, number))
-            record_from_series(ops, loss, network, _node(ops, network, p, g), x, y, dy, dx, fill)
-            _zero_frozen(ops, network, g)
-            recorded, ops.operations = ops.pop_operations(), before
-            if matrix is None:
-                ops.operations += recorded
-            else:
-                PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
+        _record_equations(ops, network, points, loss, raw, wanted)
         ops.map(r, _weighed, raw, factors)
         if matrix is not None:
             ops.map(j, _weighed, j, factors.expand(-1))
     else:
-        y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
-        g = ops.scratch("gradient", (size,), batched=False)
-        node = _node(ops, network, p, g)
-        node.forward(ops, x, y)
-        forward = list(ops.operations)
-        kept = {view.buffer for operation in forward for view in operation.outs}
-        ops.map(
-            r, lambda y, t, factor: where(factor == 0.0, 0.0, (y - t) * factor), y.reshape(count), t.reshape(count), factors
-        )
-        for number in range(count if matrix is not None else 0):
-            recorded = ops.pop_operations()
-            dy = ops.scratch("dy", output)
-            if count > 1:
-                ops.fill(dy, 0.0)
-            ops.copy(dy.reshape(count).index(1, number), factors.index(1, number))
-            node.pullback(ops, x, y, dy, dx)
-            _zero_frozen(ops, network, g)
-            pullback, ops.operations = ops.pop_operations(), recorded
-            PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
-            if number + 1 < count and any(view.buffer in kept for operation in pullback for view in operation.outs):
-                ops.operations += forward  # this pullback has overwritten arrays of the forward pass
+        _record_differences(ops, network, points, factors, r, wanted)
     squares = ops.scratch("squares", (count,))
     ops.map(squares, lambda r: 0.5 * r * r, r)
     ops.sum(ops.external("value", (), role="output"), squares)
     if matrix is not None:
-        by_residual = j.rows
-        ops.matmul(ops.external("g", (size,), role="output").expand(0), r.reshape(count, 1).rows.T, by_residual)
-        normal = ops.external("matrix", matrix, role="output")
-        rows = max(MIN_BLOCK_ROWS, -(-size // (8 * MAX_BLOCKS)) * 8)  # whole vectors
-        for start in range(0, size, rows):
-            stop = min(size, start + rows)
-            block = normal.slice(0, start, stop).slice(1, start, size)
-            ops.matmul(block, by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
+        _record_normal_equations(ops, r, j, matrix)
     return ops.finish()
+
+
+def _record_differences(ops: Recorder, network: Network, points: Points, factors: View, r: View, j: View | None) -> None:
+    """Record the outputs minus the targets, times the factors, and their Jacobian."""
+    p, x, t = points
+    output, size = network.declaration.output_shape, network.layout.size
+    count = r.sample_size
+    y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
+    g = ops.scratch("gradient", (size,), batched=False)
+    node = _node(ops, network, p, g)
+    node.forward(ops, x, y)
+    forward = list(ops.operations)
+    kept = {view.buffer for operation in forward for view in operation.outs}
+    ops.map(r, lambda y, t, factor: where(factor == 0.0, 0.0, (y - t) * factor), y.reshape(count), t.reshape(count), factors)
+    for number in range(0 if j is None else count):
+        recorded = ops.pop_operations()
+        dy = ops.scratch("dy", output)
+        if count > 1:
+            ops.fill(dy, 0.0)
+        ops.copy(dy.reshape(count).index(1, number), factors.index(1, number))
+        node.pullback(ops, x, y, dy, dx)
+        _zero_frozen(ops, network, g)
+        pullback, ops.operations = ops.pop_operations(), recorded
+        assert j is not None
+        PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
+        if number + 1 < count and any(view.buffer in kept for operation in pullback for view in operation.outs):
+            ops.operations += forward  # this pullback has overwritten arrays of the forward pass
+
+
+def _record_normal_equations(ops: Recorder, r: View, j: View, matrix: tuple[int, int]) -> None:
+    """Record g = J'r, and the blocks of J'J on and above the diagonal."""
+    count, size = r.sample_size, int(j.shape[-1])  # type: ignore[arg-type]
+    by_residual = j.rows
+    ops.matmul(ops.external("g", (size,), role="output").expand(0), r.reshape(count, 1).rows.T, by_residual)
+    normal = ops.external("matrix", matrix, role="output")
+    rows = max(MIN_BLOCK_ROWS, -(-size // (8 * MAX_BLOCKS)) * 8)  # whole vectors
+    for start in range(0, size, rows):
+        stop = min(size, start + rows)
+        block = normal.slice(0, start, stop).slice(1, start, size)
+        ops.matmul(block, by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
 
 
 def _weighed(x: Any, factor: Any) -> Any:

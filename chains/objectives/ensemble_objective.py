@@ -18,6 +18,7 @@ from chains.objectives.fits import fitter_of, started
 from chains.objectives.free import FreeEnsembleObjective
 from chains.objectives.objective import Objective, objective
 from chains.support.arrays import as_array
+from chains.support.checks import check_count
 from chains.support.memory import HOST, memory_of
 from chains.support.messages import counted
 
@@ -80,8 +81,11 @@ class EnsembleObjective:
         Parameters
         ----------
         k : int
-            Its number.
+            Its number, from 0 to members - 1.
         """
+        k = check_count("k", k, 0)
+        if k >= self.members:
+            raise ValueError(f"`k` (={k}) must be less than {self.members}, the number of members")
         if k not in self._made:
             self._made[k] = self._make(**self._data.of(k))
         return self._made[k]
@@ -104,9 +108,9 @@ class EnsembleObjective:
         """Levenberg-Marquardt from a row for each member in machine code, for `chains.minimize`, or None."""
         return started(self._fitter, p, low, high, gtol, ftol)
 
-    @cached_property
+    @property
     def free(self) -> FreeEnsembleObjective:
-        """The objective as a function of the parameters that are not frozen."""
+        """The objective as a function of the parameters that are not frozen; a new one, with frozen numbers of its own."""
         return FreeEnsembleObjective(self, self.member(0)._trained)
 
     @cached_property

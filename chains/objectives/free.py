@@ -17,8 +17,9 @@ from chains.support.messages import counted
 class FreeObjective:
     """``free(q)`` is the value and the gradient for the parameters that are not frozen. Made by ``objective.free``.
 
-    ``free.restrict(p)`` returns `q`, and keeps the frozen numbers of `p` for all calls until the next ``restrict``. Calls take
-    rows (members, n_params) where those of the objective do.
+    ``free.restrict(p)`` returns `q`, and keeps the frozen numbers of `p` for all calls until the next ``restrict``. Each access
+    of ``objective.free`` makes a new one, so that others do not change these numbers. Calls take rows (members, n_params) where
+    those of the objective do.
     """
 
     def __init__(self, objective: Any, trained: Sequence[tuple[int, int]]) -> None:
@@ -95,7 +96,10 @@ class FreeObjective:
         whole = place.empty((*q.shape[:-1], self._objective.n_params), np.dtype(np.float64))
         if n < self._objective.n_params:
             if self._point is None:
-                raise ValueError("the frozen numbers are unknown: call `restrict(p)` first, which keeps those of `p`")
+                raise ValueError(
+                    "the frozen numbers are unknown: call `restrict(p)` of this one first, which keeps those of `p`. Each "
+                    "access of `objective.free` makes another one: write `free = objective.free`, and use `free`"
+                )
             if self._point.ndim == 2 and q.shape[:-1] != self._point.shape[:-1]:
                 raise ValueError(
                     f"`q` has shape {q.shape}, but the {len(self._point)} rows of the latest `restrict` have different frozen "
@@ -236,7 +240,7 @@ class FreeEnsembleObjective(FreeObjective):
         Parameters
         ----------
         k : int
-            Its number.
+            Its number, from 0 to members - 1.
         """
         one = FreeObjective(self._objective.member(k), self._trained)
         one._point = self._point if self._point is None or self._point.ndim == 1 else self._point[k]

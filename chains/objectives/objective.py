@@ -20,9 +20,8 @@ from chains.network.call import Call, check_data, check_numbers, shared_arrays, 
 from chains.network.network import Network
 from chains.objectives.fits import fitter_of, started
 from chains.objectives.free import FreeObjective
-from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
 from chains.objectives.second_order import SecondOrder
-from chains.objectives.trained_arguments import completed, trained_arguments
+from chains.objectives.trained_arguments import minimize_trained
 from chains.support import arguments
 from chains.support.arrays import as_array, as_numpy
 from chains.support.memory import HOST, memory_of, on_host
@@ -166,12 +165,7 @@ class Objective:
         """
         if memory_of(p) is not HOST:
             return minimize_in_place(self, p, method, progress=progress, **options)
-        free = FreeObjective(self, self._trained)
-        if free.n_params == self.n_params:
-            return minimize_with_scipy(self, p, method, progress, options)
-        q = free.restrict(check_start(p))
-        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
-        return completed(free, result)
+        return minimize_trained(self, p, method, progress, options)
 
     def value(self, p: Any) -> Any:
         """The value alone; for rows, the values.
@@ -254,9 +248,9 @@ class Objective:
     def _fitter(self) -> Fitter | None:
         return fitter_of(self.second_order, self._data, ()) if self._place is HOST else None
 
-    @cached_property
+    @property
     def free(self) -> FreeObjective:
-        """The objective as a function of the parameters that are not frozen."""
+        """The objective as a function of the parameters that are not frozen; a new one, with frozen numbers of its own."""
         return FreeObjective(self, self._trained)
 
     @property

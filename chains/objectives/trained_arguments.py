@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 
 from chains.objectives.free import FreeObjective
+from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
 from chains.support.messages import counted
 
 Function = Callable[..., Any]
+
+
+def minimize_trained(objective: Any, p: Any, method: str, progress: bool | None, options: Mapping[str, Any]) -> Any:
+    """``scipy.optimize.minimize`` of an objective, which gets the trained parameters alone; arguments and `x` are of all."""
+    free = objective.free
+    if free.n_params == objective.n_params:
+        return minimize_with_scipy(objective, p, method, progress, dict(options))
+    q = free.restrict(check_start(p))
+    return completed(free, minimize_with_scipy(free, q, method, progress, trained_arguments(free, options)))
 
 
 def trained_arguments(free: FreeObjective, options: Mapping[str, Any]) -> dict[str, Any]:

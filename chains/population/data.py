@@ -71,14 +71,6 @@ class Subjects:
         stop = self.starts[subject + 1] if subject + 1 < self.count else len(self.x)
         return slice(int(self.starts[subject]), int(stop))
 
-    def only(self, subject: int) -> Subjects:
-        """One subject alone."""
-        rows, own = self.rows(subject), slice(subject, subject + 1)
-        count = rows.stop - rows.start
-        return Subjects(
-            self.x[rows], self.t[rows], self.weights[rows], self.ids[own], np.zeros(count, np.intp), np.arange(count)
-        )
-
     def restored(self, rows: np.ndarray) -> np.ndarray:
         """The rows of samples in the order of the data."""
         found = np.empty_like(rows)

@@ -6,19 +6,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-MAX_ROUNDS = 60
+MAX_ROUNDS = 50
+LARGEST_FALL = 1e-6  # of a value that counts as a minimum, in units of 1 + abs(value)
 SMALL, TINY = 1e-12, 1e-21  # of the fall that a step promises: one more step is exact to rounding; none is needed
 ROUNDING = 1e-12  # of a value, which may rise by rounding alone
+NOISE = 1e-9  # a fall that may be smaller than the noise of values, such as that of a step control
 SHORTER = 0.25
 
 # (effects) -> sums, Newton's steps, the falls that they promise, the values; a row for each subject
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
 
 
-def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The effects (subjects, n) at the minima, and the sums there, from `start`. Rows do not depend on each other.
+def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    """The effects (subjects, n) at the minima, from `start`, and the sums and promised falls there. Rows are independent.
 
-    The last result tells whether these effects are those of the last call of `evaluate`.
+    The last result shows whether these effects are those of the last call of `evaluate`.
 
     A step that does not lower a subject's value is repeated, a quarter as long.
     """
@@ -40,6 +42,7 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         trial = effects + np.where(active[:, None], length[:, None] * step, 0.0)
         found = evaluate(trial)
         lower = active & (found[3] <= value + ROUNDING * scale) & np.isfinite(found[2])
+        done |= active & ~lower & (fall <= NOISE * scale)
         latest = bool((lower == active).all())
         if lower.all():
             effects, (sums, step, fall, value), length = trial, found, np.ones(len(effects))
@@ -48,4 +51,4 @@ def find_modes(evaluate: Evaluate, start: np.ndarray) -> tuple[np.ndarray, np.nd
         effects, sums, step = (np.where(here, new, old) for new, old in ((trial, effects), (found[0], sums), (found[1], step)))
         fall, value = np.where(lower, found[2], fall), np.where(lower, found[3], value)
         length = np.where(lower, 1.0, SHORTER * length)
-    return effects, sums, latest
+    return effects, sums, fall, latest

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -192,7 +191,3 @@ def deviance_of(error: ErrorModel, method: str) -> Deviance:
 def variances(error: ErrorModel, f: np.ndarray, parameters: Any) -> np.ndarray:
     """The variances of measurements at these predictions."""
     return np.broadcast_to(np.asarray(error.variance(f, *parameters), np.float64), f.shape)
-
-
-def positive(values: Any) -> list[float]:
-    return [math.exp(value) for value in values]

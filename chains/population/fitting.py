@@ -10,7 +10,7 @@ from chains.minimize.minimize import minimize
 from chains.minimize.result import Result
 from chains.population.likelihood import PopulationObjective
 
-LEAST = 1e-6  # of the largest eigenvalue: directions about which the subjects say less count as unknown
+LEAST = 1e-3  # of the largest eigenvalue: directions about which the subjects say less count as unknown
 
 
 def whitening(products: np.ndarray) -> np.ndarray:
@@ -34,6 +34,8 @@ def descend(
     """
     free = objective.free
     q = free.restrict(theta)
+    if not np.isfinite(free(q)[0]):
+        raise ValueError("`theta`: the likelihood is not finite at the start, or the effects of a subject are not found there")
     root = whitening(objective.products(theta))
 
     def function(u: np.ndarray) -> tuple[float, np.ndarray]:

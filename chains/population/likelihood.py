@@ -22,13 +22,14 @@ import numpy as np
 
 from chains.backends import Executable
 from chains.network import record
+from chains.network.derivatives import jacobian
+from chains.network.network import network_of
 from chains.objectives.free import FreeObjective
-from chains.objectives.minimize_with_scipy import check_start, minimize_with_scipy
-from chains.objectives.trained_arguments import completed, trained_arguments
+from chains.objectives.trained_arguments import minimize_trained
 from chains.population import programs
 from chains.population.covariance import CovarianceFactor
 from chains.population.data import Subjects
-from chains.population.effects import find_modes
+from chains.population.effects import LARGEST_FALL, find_modes
 from chains.population.errors import deviance_of
 from chains.support.arrays import as_array
 from chains.support.messages import counted
@@ -72,7 +73,7 @@ class Arrays:
         shapes = {"effects": n, "w": n, "inverse": n * (n + 1) // 2, "at": subjects.t.shape[1]}
         self.known |= {name: np.zeros((samples, width)) for name, width in shapes.items()}
         many = (("sums", 1 + 2 * n + n * n), ("effects", n), ("inverse", n * (n + 1) // 2), ("slopes", n))
-        self.subject = {name: np.zeros((subjects.count, width)) for name, width in many}
+        self.subject: dict[str, np.ndarray] = {name: np.zeros((subjects.count, width)) for name, width in many}
         self.subject["precision"] = np.zeros(n * (n + 1) // 2)
         self._bound: dict[str, Any] = {}
 
@@ -123,17 +124,18 @@ class PopulationObjective:
     safe.
     """
 
-    def __init__(self, network: Any, split: Split, error: Any, method: str, subjects: Subjects, comm: Any = None) -> None:
-        self.n_params, self.method, self.subjects = split.size, method, subjects
-        self.split, self.error = split, error
-        self._network, self._comm = network, comm
-        self._recipe = programs.Recipe(split.covariance.n, deviance_of(error, method), method == "FO")
-        self._trained = [*network.trainable, (split.network, split.size)]
+    def __init__(self, model: Any, method: str, subjects: Subjects, comm: Any = None) -> None:
+        self.model, self.method, self.subjects = model, method, subjects
+        self.split: Split = model._split
+        self.n_params = self.split.size
+        self._network, self._comm = network_of(model.net), comm
+        self._recipe = programs.Recipe(self.split.covariance.n, deviance_of(model.error, method), method == "FO")
+        self._trained = [*self._network.trainable, (self.split.network, self.split.size)]
         self._idle: list[Arrays] = []
-        self._start = np.zeros((subjects.count, split.covariance.n))
+        self._start = np.zeros((subjects.count, self.split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
-        """The value and the gradient, infinite and NaN where no subject's effects are found.
+        """The value and the gradient; infinity and NaN if the effects of a subject are not found.
 
         Parameters
         ----------
@@ -213,7 +215,7 @@ class PopulationObjective:
         return self._over_processes(g.T @ g)
 
     def point(self, theta: Any) -> Point:
-        """The subjects at a vector: their effects, values and matrices.
+        """The subjects at a vector: their effects, values and matrices, and whether the effects have converged.
 
         Parameters
         ----------
@@ -236,17 +238,16 @@ class PopulationObjective:
         **options
             SciPy's own keyword arguments.
         """
-        free = self.free
-        if free.n_params == self.n_params:
-            return minimize_with_scipy(self, theta, method, progress, options)
-        q = free.restrict(check_start(theta))
-        result = minimize_with_scipy(free, q, method, progress, trained_arguments(free, options))
-        return completed(free, result)
+        return minimize_trained(self, theta, method, progress, options)
 
     @property
     def free(self) -> FreeObjective:
         """The objective as a function of the numbers that are not frozen."""
         return FreeObjective(self, self._trained)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """When copied or sent to another process, it is made again from the model and the data."""
+        return PopulationObjective, (self.model, self.method, self.subjects, self._comm)
 
     def __repr__(self) -> str:
         return f"<population objective, {self.method}: {self.subjects}, {counted(self.n_params, 'parameter')}>"
@@ -254,13 +255,14 @@ class PopulationObjective:
     def _with_arrays(self, theta: Any, read: Any) -> Any:
         theta = self.split.checked(theta)
         arrays = Arrays(self._network, self._recipe, self.subjects)
-        return read(Point(self, theta, arrays, self._start))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return read(Point(self, theta, arrays, self._start))
 
     def _evaluate(self, theta: np.ndarray, arrays: Arrays) -> tuple[float, np.ndarray]:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             point = Point(self, theta, arrays, self._start)
             value = float(point.values.sum())
-            if not math.isfinite(value):
+            if not math.isfinite(value) or not point.converged.all():
                 return math.inf, np.full(self.n_params, np.nan)
             self._start = point.effects
             return value, point.gradient()
@@ -292,7 +294,8 @@ class Point:
             arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)
         triangle = np.array([self.precision[i, j] for i, j in programs.pairs(len(self.precision))])
         arrays.subject["precision"][...] = triangle
-        self.effects, self.sums, self._has_rows = find_modes(self._newton, start)
+        self.effects, self.sums, self.fall, self._has_rows = find_modes(self._newton, start)
+        self.converged = self.fall <= LARGEST_FALL * (1.0 + abs(self.sums[:, 0]))
         arrays.subject["effects"][...], arrays.subject["sums"][...] = self.effects, self.sums
         found = arrays.run("laplace")
         self.inverse = found["inverse"].copy()
@@ -312,13 +315,13 @@ class Point:
     def gradients(self) -> np.ndarray:
         """The gradient of each value, (subjects, n_params)."""
         self._prepare()
-        try:
-            found = self.arrays.run("gradients")
-        except NotImplementedError:  # layers without a rule for single samples
-            return np.array([self._alone(k) for k in range(self.subjects.count)])
+        found = self.arrays.run("gradients")
+        g = found["j"]
         if "dat" in found:
-            return np.array([self._alone(k) for k in range(self.subjects.count)])
-        parts = [self.subjects.sums(found["j"]), self._by_covariance(self._by_precision, 1)]
+            x = self.subjects.without_effects(self.recipe.effects)
+            by_p = jacobian(self.arrays.network, self.arrays.known["p"], x, None, None, None)
+            g = g + np.einsum("so,sop->sp", found["dat"], by_p.reshape(*found["dat"].shape, -1))
+        parts = [self.subjects.sums(g), self._by_covariance(self._by_precision, 1)]
         parts += [self.subjects.sums(found["errors"]) * self.errors] if "errors" in found else []
         return np.concatenate(parts, axis=1)
 
@@ -361,18 +364,3 @@ class Point:
         x = self.subjects.without_effects(self.recipe.effects)
         found: np.ndarray = self.arrays.run("pullback", x=x, dy=cotangent.reshape(shape))["g"]
         return found
-
-    def _alone(self, subject: int) -> np.ndarray:
-        """The gradient of one subject's value, from the program for all of them."""
-        own = self.subjects.only(subject)
-        arrays = Arrays(self.arrays.network, self.recipe, own)
-        for name in ("p", "s"):
-            arrays.known[name][...] = self.arrays.known[name]
-        twin = object.__new__(Point)
-        vars(twin).update(vars(self), subjects=own, arrays=arrays)
-        for name in ("effects", "sums", "inverse"):
-            setattr(twin, name, getattr(self, name)[subject : subject + 1])
-        arrays.subject["precision"][...] = self.arrays.subject["precision"]
-        rows = self.subjects.rows(subject)
-        arrays.known["at"][...] = self.arrays.known["at"][rows]
-        return twin.gradient()

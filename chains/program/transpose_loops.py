@@ -27,7 +27,7 @@ class LoopTransposer(Transposer):
             return Transposer.rule(operation)
         if operation.skip_where_zero is not None:
             raise NotImplementedError(
-                "there is no rule for the pullback of a loop that leaves steps out: write the layer's pullback"
+                "there is no rule for the pullback of a `loop` that leaves steps out: write the layer's pullback"
             )
         for each in operation.body:
             if isinstance(each, Part):

@@ -107,20 +107,21 @@ def _balanced(trials: Sequence[_Trial], outputs: Sequence[Pair], least: Mapping[
 
     The rest of a residual is its value where all outputs are at their offsets, such as a source.
     """
-    found = [_or_one(pair) for pair in outputs]
+    found, wanted = [_or_one(pair) for pair in outputs], dict(least)
     rest = [_rms(*trial(found, without=range(len(found)))) for trial in trials]
     for _ in range(ROUNDS if least else 0):
         before = list(found)
         everything = [trial(before) for trial in trials]
         for output, low in least.items():
             offset, length = before[output]
-            wanted = low
+            wanted[output] = low
             for trial, total, r in zip(trials, everything, rest, strict=True):
                 own = _rms(*(a - b for a, b in zip(total, trial(before, without=(output,)), strict=True)))
                 if own > 0.0 and NEGLIGIBLE * abs(offset) < length * (r / own) < math.inf:
-                    wanted = max(wanted, length * (r / own))
-            found[output] = offset, math.sqrt(length) * math.sqrt(wanted or length)
-    return found
+                    wanted[output] = max(wanted[output], length * (r / own))
+            found[output] = offset, math.sqrt(length) * math.sqrt(wanted[output] or length)
+    # Where a part does not grow with its length, as a sine does not, no length balances it.
+    return [_or_one(outputs[k]) if wanted.get(k, 0.0) > 1.5 * pair[1] else pair for k, pair in enumerate(found)]
 
 
 def _rms(*arrays: np.ndarray) -> float:

@@ -201,15 +201,7 @@ class ChainEstimator(BaseEstimator):
         t, loss = self._targets(y, first, partial, classes)
         class_weights = self._class_weights(y, weights, partial)
         random = check_random_state(self.random_state)
-        if first:
-            self._begin(X, random)
-        elif self.p_.dtype != X.dtype:
-            self.p_ = self.p_.astype(X.dtype)
-            self.state_ = None if self.state_ is None else self.state_.astype(X.dtype)
-            self._history = None  # of another type
-        if not partial:
-            self._history = None
-            self.loss_curve_ = []
+        self._continue(X, random, first, partial)
         self.best_loss_: float | None = None
         self.best_validation_score_: float | None = None
         self.validation_scores_: list[float] | None = None
@@ -231,6 +223,18 @@ class ChainEstimator(BaseEstimator):
         except FloatingPointError as error:
             raise DivergedError(f"training has diverged: {error}") from error
         return self
+
+    def _continue(self, X: Any, random: Any, first: bool, partial: bool) -> None:
+        """Begin with fresh parameters, or from those of the last call in the type of `X`."""
+        if first:
+            self._begin(X, random)
+        elif self.p_.dtype != X.dtype:
+            self.p_ = self.p_.astype(X.dtype)
+            self.state_ = None if self.state_ is None else self.state_.astype(X.dtype)
+            self._history = None  # of another type
+        if not partial:
+            self._history = None
+            self.loss_curve_ = []
 
     @available_if(is_stochastic)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:

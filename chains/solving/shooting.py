@@ -82,32 +82,13 @@ class MultipleShooting:
         self, ode: ODE, observed: Any, segments: int, *, given: Any = None, starts: Any = None,
         backend: str | Cupy | Backend = "auto",
     ) -> None:  # fmt: skip
-        check_is("ode", ode, ODE, "an `ODE`, such as ODE(rhs, times)")
-        if isinstance(ode.times, int):
-            raise ValueError(f"`ode` (={ode!r}) must have the times of the observations, not {ode.times} of each sample")
-        if ode.event is not None:
-            raise ValueError(f"`ode` (={ode!r}) must have no `event`: its solutions must have a state at all times")
+        _check_ode(ode)
         self.ode, self.times = ode, np.array(ode.times)
-        states = np.array(as_numpy("observed", observed), np.float64)
-        self.observed = states[None] if states.ndim == 2 else states
-        if self.observed.ndim != 3 or self.observed.shape[1] != len(self.times) or not self.observed.size:
-            wanted = f"({len(self.times)}, n) or (series, {len(self.times)}, n), a state for each of the times of `ode`"
-            raise ValueError(f"`observed` must have shape {wanted}, got {states.shape}")
-        if np.isinf(self.observed).any():
-            raise ValueError("`observed` must be finite, or NaN where nothing was observed, but holds an infinity")
-        if np.isnan(self.observed).all():
-            raise ValueError("`observed` must hold a number, but all are NaN")
+        self.observed = _checked_states(ode, observed)
         if check_count("segments", segments) > len(self.times) - 1:
             raise ValueError(f"`segments` (={segments}) must be at most {len(self.times) - 1}, the steps between the times")
         series, _, n = self.observed.shape
-        sample = ode.fixed_input()
-        if sample is not None and sample[0] - ode.given != n:
-            raise ValueError(f"`observed` has states (n = {n}), but `ode` (={ode!r}) n = {sample[0] - ode.given}")
-        self.given = np.zeros((series, 0)) if given is None else np.array(as_numpy("given", given), np.float64)
-        if self.given.shape != (series, ode.given):
-            raise ValueError(f"`given` must have shape {(series, ode.given)}, a row for each series, got {self.given.shape}")
-        if not np.isfinite(self.given).all():
-            raise ValueError("`given` must be finite, but holds an infinity or NaN")
+        self.given = _checked_constants(ode, given, series)
         self._begin = _filled(self.times, self.observed, starts)
         self._scale = _deviations(self._begin)
         length = -(-(len(self.times) - 1) // segments)  # steps of a segment; the last one may have fewer
@@ -271,6 +252,43 @@ class MultipleShooting:
     def __repr__(self) -> str:
         cut = f"{counted(len(self.times), 'time')} in {counted(self.segments, 'segment')}"
         return f"<multiple shooting: {len(self.observed)} series of {cut}>"
+
+
+def _check_ode(ode: Any) -> None:
+    """Raise TypeError or ValueError unless this is an equation with the times of the observations."""
+    check_is("ode", ode, ODE, "an `ODE`, such as ODE(rhs, times)")
+    if isinstance(ode.times, int):
+        raise ValueError(f"`ode` (={ode!r}) must have the times of the observations, not {ode.times} of each sample")
+    if ode.event is not None:
+        raise ValueError(f"`ode` (={ode!r}) must have no `event`: its solutions must have a state at all times")
+
+
+def _checked_states(ode: ODE, observed: Any) -> np.ndarray:
+    """The observed states, (series, times, n). Raises TypeError or ValueError if they do not fit."""
+    assert isinstance(ode.times, tuple)
+    states, count = np.array(as_numpy("observed", observed), np.float64), len(ode.times)
+    found = states[None] if states.ndim == 2 else states
+    if found.ndim != 3 or found.shape[1] != count or not found.size:
+        wanted = f"({count}, n) or (series, {count}, n), a state for each of the times of `ode`"
+        raise ValueError(f"`observed` must have shape {wanted}, got {states.shape}")
+    if np.isinf(found).any():
+        raise ValueError("`observed` must be finite, or NaN where nothing was observed, but holds an infinity")
+    if np.isnan(found).all():
+        raise ValueError("`observed` must hold a number, but all are NaN")
+    sample, n = ode.fixed_input(), found.shape[2]
+    if sample is not None and sample[0] - ode.given != n:
+        raise ValueError(f"`observed` has states (n = {n}), but `ode` (={ode!r}) n = {sample[0] - ode.given}")
+    return found
+
+
+def _checked_constants(ode: ODE, given: Any, series: int) -> np.ndarray:
+    """The constants of each series. Raises TypeError or ValueError if they do not fit."""
+    found = np.zeros((series, 0)) if given is None else np.array(as_numpy("given", given), np.float64)
+    if found.shape != (series, ode.given):
+        raise ValueError(f"`given` must have shape {(series, ode.given)}, a row for each series, got {found.shape}")
+    if not np.isfinite(found).all():
+        raise ValueError("`given` must be finite, but holds an infinity or NaN")
+    return found
 
 
 def _filled(times: np.ndarray, observed: np.ndarray, starts: Any) -> np.ndarray:

@@ -135,6 +135,8 @@ SETTINGS = {
     "Dense-function": (lambda: Dense(3, 2, np.tanh), "`activation`"),
     "Activation": (lambda: chains.Activation(None), "`activation` (=None)"),
     "Append-nothing": (lambda: chains.Append(), "at least"),
+    "Append-bounds": (lambda: chains.Append(bounds={"a": (0, None)}, a=-1.0), "`a` must be above 0, got -1"),
+    "Append-bounds-name": (lambda: chains.Append(bounds={"b": (0, None)}, a=1.0), "`bounds` has `b`"),
     "Append-text": (lambda: chains.Append(a="1"), "`a` (='1')"),
     "Select-nothing": (lambda: chains.Select([]), "`indices` (=[])"),
     "Select-number": (lambda: chains.Select(1), "`indices` (=1) must be whole numbers, at least one, such as Select([1])"),

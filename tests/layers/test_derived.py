@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import runpy
 from pathlib import Path
 
@@ -357,16 +358,111 @@ def overwriting(ops, x, y, p, s):
     ops.fill(s.h.slice(1, 0, 1), 0.0)
 
 
-@pytest.mark.parametrize(
-    ("error", "text", "layer"),
-    [
-        (ValueError, "`fill` overwrites", Plain((3,), {}, {"h": (3,)}, overwriting)),
-    ],
-)
-def test_refusals_name_the_operation(error, text, layer):
-    net = chains.Chain(layer, input_shape=(3,), backend="numpy")
-    with pytest.raises(error, match=text):
-        net(np.ones((2, 3)), net.init())
+def pooled(ops, x, y, p, s):
+    image = x.reshape(1, 1, 3)
+    ops.pool("max", s.h.reshape(1, 1, 3), image, Window((1, 1)))
+    ops.pool_input("max", y.reshape(1, 1, 3), s.h.reshape(1, 1, 3), image, s.h.reshape(1, 1, 3), Window((1, 1)))
+
+
+def leaving_out(ops, x, y, p, s):
+    ops.copy(y, x)
+    with ops.loop(3, skip_where_zero=lambda _: x):
+        ops.map(y, lambda y: 2 * y, y)
+
+
+def whole_in_a_loop(ops, x, y, p, s):
+    ops.copy(y, x)
+    with ops.loop(3) as at:
+        ops.sum(s.h.slice(1, 0, 1), y)
+        ops.copy(at.now(y, 1).expand(-1), s.h.slice(1, 0, 1))
+
+
+def drawn_in_a_loop(ops, x, y, p, s):
+    with ops.loop(3) as at:
+        ops.random(at.now(y, 1))
+
+
+def unread(ops, x, y, p, s):
+    ops.matmul(y, x, p.w, accumulate=True)
+
+
+def scratch_unread(ops, x, y, p, s):
+    ops.map(y, lambda x, h: x + h, x, s.h)
+
+
+def half(ops, x, y, p, s):
+    ops.copy(s.h, x)
+
+
+def on_the_input(ops, x, y, p, s):
+    ops.map(y, lambda x: x * x, x)
+    ops.fill(p.w, 0.0)
+
+
+def assigned(ops, x, y, p, s):
+    s.h = x
+
+
+class Within(Layer):
+    def declare(self, d):
+        d.child("inner", chains.Dense(2, 2), (2,))
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        with ops.loop(3) as at:
+            s.children[0].forward(ops, at.now(x, 1), at.now(y, 1))
+
+
+class Centred(Cell):
+    def declare(self, d):
+        d.carry("h", d.input)
+
+    def forward(self, ops, x, y, p, s):
+        mean = ops.scratch("mean", x.sample_shape, batched=False)
+        ops.sum(mean, s.before.h)
+        ops.map(y, lambda x, m: x * m * m, x, mean)
+
+
+WRONG = [
+    (ValueError, "`fill` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), overwriting),
+    (NotImplementedError, "no rule for the pullback of `max_pool_input`: write the layer's pullback", (3,), pooled),
+    (NotImplementedError, "no rule for the pullback of a `loop` that leaves steps out", (3,), leaving_out),
+    (NotImplementedError, "a `loop` that writes to `y` in a part for each step and uses it as a whole", (3,), whole_in_a_loop),
+    (ValueError, "every step of a loop would draw the same numbers", (3,), drawn_in_a_loop),
+    (ValueError, "reads `y`, or a part of it, before it is filled", (3,), unread),
+    (ValueError, "reads `0.h`, or a part of it, before it is filled", (3,), scratch_unread),
+    (ValueError, "Plain.forward does not fill `y`", (3,), half),
+    (ValueError, "`p.0.w` belongs to the inputs and may only be read", (3,), on_the_input),
+    (AttributeError, "`s.h = ...` fills no array", (3,), assigned),
+    (NotImplementedError, "a layer in a `loop`, here Dense: make the step a Cell for Recurrent", (3, 2), Within()),
+    (ValueError, "is an array of the whole batch, made by `sum`", (3, 2), chains.Recurrent(Centred())),
+]
+
+
+@pytest.mark.parametrize(("error", "text", "shape", "layer"), WRONG, ids=range(len(WRONG)))
+def test_wrong_uses_are_refused_with_a_sentence(error, text, shape, layer):
+    layer = layer if isinstance(layer, Layer) else Plain((3,), {"w": (3, 3)}, {"h": (3,)}, layer)
+    net = chains.Chain(layer, input_shape=shape, backend="numpy")
+    with pytest.raises(error, match=re.escape(text)):
+        net.vjp(net.init(dtype=np.float64), np.ones((2, *shape)), np.ones((2, *net.output_shape)))
+
+
+def test_a_loss_without_forward_and_record_is_refused():
+    net = chains.Chain(chains.Dense(2, 2), backend="numpy")
+    with pytest.raises(NotImplementedError, match="Loss has no method `forward`"):
+        net.value_and_grad(net.init(), np.ones((1, 2)), np.ones((1, 2)), losses.Loss())
+
+
+class Cubed(chains.Dense):
+    """It inherits a pullback, which is that of another forward."""
+
+    def forward(self, ops, x, y, p, s):
+        super().forward(ops, x, y, p, s)
+        ops.map(y, lambda y: y * y * y, y)
+
+
+def test_a_pullback_of_another_forward_is_not_used():
+    check_in_a_direction(Cubed(3, 2), (3,), native=False)
 
 
 def test_second_derivatives_of_a_derived_layer():

@@ -46,8 +46,8 @@ def test_same_bits_as_the_long_way(dtype, batch):
     dy = t * 2
     for _ in range(2):
         long = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
-    assert quick(net, ("forward", "eval"), p, x)(p, x, None) is not None
-    assert quick(net, ("gradient", "train"), p, x, LOSS, None)(p, x, t, None) is not None
+    assert quick(net, ("call", "eval"), p, x)(p, x, None) is not None
+    assert quick(net, ("value_and_grad", "train"), p, x, LOSS, None)(p, x, t, None) is not None
     assert quick(net, ("vjp", "eval"), p, x)(p, x, dy, None, None) is not None
     short = (net(x, p), *net.value_and_grad(p, x, t, LOSS), *net.vjp(p, x, dy))
     for a, b in zip(long, short, strict=True):
@@ -62,7 +62,7 @@ def test_weights_and_losses_are_quick(shape, kind):
     w = np.random.default_rng(1).uniform(size=shape).astype(kind)
     for _ in range(2):
         long = (*net.value_and_grad(p, x, t, LOSS, weights=w), net.loss(p, x, t, LOSS))
-    assert quick(net, (("gradient", len(shape)), "train"), p, x, LOSS, None)(p, x, t, w, None) is not None
+    assert quick(net, (("value_and_grad", len(shape)), "train"), p, x, LOSS, None)(p, x, t, w, None) is not None
     assert quick(net, ("loss", None), p, x, LOSS, None)(p, x, t) == (long[2],)
     short = (*net.value_and_grad(p, x, t, LOSS, weights=w), net.loss(p, x, t, LOSS))
     for a, b in zip(long, short, strict=True):
@@ -77,7 +77,7 @@ def test_labels_are_quick_and_looked_through(kind):
     loss, labels = CrossEntropyLoss(), np.array([0, 1, 1, 0, 1], kind)
     for _ in range(2):
         long = net.value_and_grad(p, x, labels, loss)
-    assert quick(net, ("gradient", "train"), p, x, loss, None)(p, x, labels, None) is not None
+    assert quick(net, ("value_and_grad", "train"), p, x, loss, None)(p, x, labels, None) is not None
     np.testing.assert_array_equal(net.value_and_grad(p, x, labels, loss)[1], long[1], strict=True)
     for other in (labels.astype(np.uint8), labels.astype(labels.dtype.newbyteorder()), np.repeat(labels, 2)[::2]):
         np.testing.assert_array_equal(net.value_and_grad(p, x, other, loss)[1], long[1], strict=True)
@@ -148,7 +148,7 @@ def test_arrays_that_are_not_quite_as_expected_go_the_long_way(change):
     for _ in range(2):
         net.value_and_grad(p, x, t, LOSS)
     expected = net.value_and_grad(p, np.array(change(x), x.dtype), t, LOSS)
-    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
+    function = quick(net, ("value_and_grad", "train"), p, x, LOSS, None)
     assert function(p, change(x), t, None) is None
     value, g = net.value_and_grad(p, change(x), t, LOSS)
     assert value == expected[0]
@@ -160,7 +160,7 @@ def test_inputs_of_the_other_float_type_are_converted(own, other):
     net, p, x, t = make(own, 5)
     for _ in range(2):
         expected = net.value_and_grad(p, x.astype(other).astype(own), t.astype(other).astype(own), LOSS)
-    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
+    function = quick(net, ("value_and_grad", "train"), p, x, LOSS, None)
     for a, b in ((x, t.astype(other)), (x.astype(other), t), (x.astype(other), t.astype(other))):
         value, g = function(p, a, b, None)
         if other == np.float64:
@@ -205,7 +205,7 @@ def test_neighbours_in_memory_do_not_overlap(other):
     own, g, data = (block[a:b] for a, b in ((0, p.nbytes), (p.nbytes, 2 * p.nbytes), (2 * p.nbytes, None)))
     own, g, data = own.view(np.float32), g.view(np.float32), data.view(other).reshape(x.shape)
     own[:], data[:] = p, x
-    function = quick(net, ("gradient", "train"), p, x, LOSS, None)
+    function = quick(net, ("value_and_grad", "train"), p, x, LOSS, None)
     assert function(own, data, t, g)[1] is g
     np.testing.assert_array_equal(g, expected)
     assert (
@@ -218,7 +218,7 @@ def test_machine_code_takes_no_wrong_number_of_arguments():
     net, p, x, _ = make()
     for _ in range(2):
         net(x, p)
-    function = quick(net, ("forward", "eval"), p, x)
+    function = quick(net, ("call", "eval"), p, x)
     for wrong in ((), (p,), (p, x), (p, x, None, None), (x, p, None), (None, None, None), (p, x, x)):
         assert function(*wrong) is None
 
@@ -230,7 +230,7 @@ def test_programs_that_need_more_have_no_function():
         p, state = net.init(seed=0), net.init_state()
         for seed in (0, 1, 0):
             assert np.isfinite(net(x, p, state=state if len(state) else None, mode="train", seed=seed)).all()
-        assert quick(net, ("forward", "train"), p, x) is None or quick(net, ("forward", "train"), p, x)(p, x, None) is None
+        assert quick(net, ("call", "train"), p, x) is None or quick(net, ("call", "train"), p, x)(p, x, None) is None
     net = Chain(Dense(4, 2))
     p = net.init(seed=0)
     net.value_and_grad(p, x, t, CrossEntropyLoss())
@@ -243,7 +243,7 @@ def test_references_and_memory_do_not_grow():
     objective = net.objective(x, t, LOSS)
     calls = [
         lambda: net(x, p), lambda: net.value_and_grad(p, x, t, LOSS), lambda: net.vjp(p, x, t), lambda: objective(p),
-        lambda: net.value_and_grad(p, x, t, LOSS, out=g), lambda: quick(net, ("forward", "eval"), p, x)(p, t, None),
+        lambda: net.value_and_grad(p, x, t, LOSS, out=g), lambda: quick(net, ("call", "eval"), p, x)(p, t, None),
     ]  # fmt: skip
     g = np.empty_like(p)
     for call in (*calls[:-1], *calls):
@@ -318,7 +318,7 @@ def test_first_calls_from_several_threads(monkeypatch):
         for _ in range(2):
             assert all(np.array_equal(y, expected) for y in threads.map(lambda net: net(x, p), nets))
     for net in nets:
-        assert isinstance(quick(net, ("forward", "eval"), p, x).__self__.method, calls._Method)
+        assert isinstance(quick(net, ("call", "eval"), p, x).__self__.method, calls._Method)
 
 
 def test_numbers_out_of_range_are_infinite_at_every_call():
@@ -332,7 +332,7 @@ def test_functions_outlive_their_network():
     net, p, x, _ = make()
     for _ in range(2):
         y = net(x, p)
-    function = quick(net, ("forward", "eval"), p, x)
+    function = quick(net, ("call", "eval"), p, x)
     del net
     gc.collect()
     np.testing.assert_array_equal(function(p, x, None), y)

@@ -11,7 +11,7 @@ import pytest
 import chains
 from chains import ODE, Adam, Chain, Dense, Equations, MSELoss, SquaredLoss, train
 from chains.exporting.header import header_text
-from chains.exporting.interface import interface_of
+from chains.exporting.interface import Request, interface_of
 from chains.layers import Layer
 from chains.network.network import network_of
 from chains.params import Bounds, bounds_of
@@ -125,7 +125,7 @@ def test_a_file_holds_the_bounds_and_the_networks(tmp_path):
 
 
 def test_a_header_says_what_is_stored():
-    made = interface_of(Chain(RATES(bounds=BOUNDS)), "model", np.dtype(np.float64), {}, None, None, None)
+    made = interface_of(Request(Chain(RATES(bounds=BOUNDS)), np.dtype(np.float64)), "model", {})
     text = header_text(made, "tests")
     assert "MODEL_0_K 0  /* (), stored for values above 0: log(v - 0) */" in text
     assert "MODEL_0_D 1  /* (), stored for values between 0.1 and 2: log((v - 0.10000000000000001) / (2 - v)) */" in text

@@ -156,19 +156,42 @@ def test_without_frozen_parameters_it_is_the_same_vector():
 
 def test_a_free_objective_can_be_pickled():
     _, objective, p = problem()
-    q = objective.free.restrict(p)
-    assert pickle.loads(pickle.dumps(objective.free)).value(q) == objective.free.value(q)
+    free = objective.free
+    q = free.restrict(p)
+    assert pickle.loads(pickle.dumps(free)).value(q) == free.value(q)
+
+
+def test_two_free_objectives_share_no_numbers():
+    _, objective, p = problem()
+    first, second = objective.free, objective.free
+    q = first.restrict(p)
+    value = first.value(q)
+    second.restrict(p + 1.0)
+    assert first.value(q) == value
+    assert second.value(q) != value
+
+
+@pytest.mark.parametrize("kind", ["objective", "free"])
+@pytest.mark.parametrize(("k", "message"), [(-1, "must be a whole number, 0 or more"), (3, "must be less than 3, the number")])
+def test_numbers_of_members(kind, k, message):
+    net, _, _ = problem()
+    objective = net.objective(X, np.stack([T, 0.5 * T, T + 1.0]), SquaredLoss())
+    free = objective.free
+    free.restrict(net.init_many(3, seed=0))
+    with pytest.raises(ValueError, match=rf"`k` \(={k}\) {message}"):
+        (objective if kind == "objective" else free).member(k)
 
 
 def test_frozen_numbers_must_be_known():
     _, objective, p = problem()
-    with pytest.raises(ValueError, match=r"call `restrict\(p\)` first"):
+    with pytest.raises(ValueError, match=r"call `restrict\(p\)` of this one first"):
         objective.free(np.zeros(objective.free.n_params))
     with pytest.raises(ValueError, match=r"`p` has shape \(3,\), but must have shape \(12,\) or \(members, 12\)"):
         objective.free.restrict(p[:3])
-    objective.free.restrict(p)
+    free = objective.free
+    free.restrict(p)
     with pytest.raises(ValueError, match=r"`q` has shape \(12,\), but must have shape \(7,\) or \(members, 7\)"):
-        objective.free(p)
+        free(p)
 
 
 @pytest.mark.parametrize("method", ["Nelder-Mead", "BFGS"])

@@ -151,6 +151,19 @@ def test_effects_are_found_from_bad_starts():
     np.testing.assert_allclose(objective.effects(theta), wanted, atol=1e-7)
 
 
+def test_points_without_effects_are_infinite_and_starts_there_are_refused():
+    model, *data = NORMAL["additive"]()
+    theta = model.init()
+    theta[0] = 800.0  # the logarithm of a rate
+    objective = model.objective(*data)
+    value, g = objective(theta)
+    assert value == np.inf
+    assert np.isnan(g).all()
+    with pytest.raises(ValueError, match="`theta`: the likelihood is not finite at the start"):
+        model.fit(*data, theta=theta)
+    assert np.isfinite(objective(model.init())[0])
+
+
 def test_other_optimisers_take_the_objective():
     from scipy.optimize import minimize
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chains import Chain
+from chains import Chain, Equations, Parallel, Select, Series
+from chains.expr import exp, where
 from chains.layers import Compartments
-from chains.population import read_table
+from chains.population import PopulationModel, Proportional, read_table
 
 FILE = Path(os.environ.get("CHAINS_DATA", "")) / "population" / "phenobarbital.csv"
 GOOD = {
@@ -179,3 +180,39 @@ def test_the_newborns():
         doses = (raw["id"] == raw["id"][row]) & ~measured & (np.arange(len(raw)) < row)
         since = raw["time"][row] - raw["time"][doses]
         assert value == pytest.approx((raw["amount"][doses] * np.exp(-0.005 * since)).sum() / raw["weight"][row], rel=1e-12)
+
+
+@pytest.mark.skipif(not FILE.exists(), reason="CHAINS_DATA has no folder population")
+def test_tables_and_compartments_give_the_likelihood_of_the_newborns():
+    """NONMEM's value at its estimates, 586.27606: clearance and volume by formulas, concentrations in closed form."""
+    samples = read_table(FILE, {"amt": "amount", "dv": "concentration"}, ["weight", "apgar"]).samples()
+    drug = Equations(
+        lambda w, apgar, e1, e2, cl, v, low: (cl * w * exp(e1), v * w * (1.0 + where(apgar < 5.0, low, 0.0)) * exp(e2)),
+        ["w", "apgar", "e1", "e2"], parameters={"cl": 4.69555e-3, "v": 0.984258, "low": 0.158920},
+    )  # fmt: skip
+    n = len(samples.columns)
+    parts = Parallel(Series(Select([0, 1, n, n + 1]), drug), Select(range(2, n)))
+    net = Chain(parts, Compartments(1, samples.doses), input_shape=(n + 2,))
+    model = PopulationModel(net, {"clearance": 2.93508e-2, "volume": 2.79060e-2}, Proportional(1.32410e-2))
+    value, gradient = model.objective(samples.x, samples.y, samples.subjects)(model.init())
+    assert value == pytest.approx(586.27606, abs=1e-4)
+    assert np.abs(gradient * model.fit(samples.x, samples.y, samples.subjects).theta).max() < 1.0
+
+
+def test_gradients_of_a_population_of_compartments():
+    samples = read_table(changed(TIME={4: 1.0}), covariates=["WT"]).samples()
+    drug = Equations(
+        lambda w, e1, e2, cl, v, ka: (cl * w * exp(e1), v * w * exp(e2), ka), ["w", "e1", "e2"],
+        parameters={"cl": 0.4, "v": 0.3, "ka": 1.2},
+    )  # fmt: skip
+    net = Chain(
+        Parallel(Series(Select([0, 4, 5]), drug), Select([1, 2, 3])), Compartments(1, 1, absorption=True), input_shape=(6,),
+        backend="numpy",
+    )  # fmt: skip
+    model = PopulationModel(net, {"clearance": 0.1, "volume": 0.1}, Proportional(0.05))
+    for method in ("FO", "FOCE", "FOCEI", "Laplace"):
+        objective, theta, step = model.objective(samples.x, samples.y, samples.subjects, method=method), model.init(), 1e-5
+        _, gradient = objective(theta)
+        for k, direction in enumerate(step * np.eye(len(theta))):
+            slope = (objective(theta + direction)[0] - objective(theta - direction)[0]) / (2.0 * step)
+            assert gradient[k] == pytest.approx(slope, rel=1e-6, abs=1e-6)

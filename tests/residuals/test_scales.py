@@ -99,6 +99,11 @@ def test_a_source_gives_the_length_of_an_output():
     assert 0.02 < length < 2.0  # the deflection is 0.048
 
 
+def test_a_part_that_is_bounded_has_no_length():
+    term = Term(lambda u: sin(u) - 2.0, np.linspace(0.0, 1.0, 20)[:, None])
+    assert ResidualProblem(("x",), ("u",), [term], scales={}).scales.outputs == ((0.0, 1.0),)
+
+
 def test_data_without_weight_are_no_conditions():
     measured = np.array([1e3, np.nan, 3e3, np.nan])
     term = Term(lambda u, m: u - m, np.linspace(0.0, 1.0, 4)[:, None], {"m": measured}, np.array([1.0, 0.0, 1.0, 0.0]))

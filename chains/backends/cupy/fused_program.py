@@ -332,12 +332,9 @@ class FusedProgram(Compiled):
         extra = ["each", "from", "steps"]
         if own is not None:
             number = pointers.named(outside("members", np.int64), "members")
-            rows = {
-                pointers.buffers[buffer]: f"row_{pointers.buffers[buffer]}"
-                for buffer in moved(pointers.buffers, pointers.written, own)
-            }
-            lines = [f"{name} += {number}[blockIdx.x] * (int64){row};" for name, row in rows.items()] + lines
-            extra += rows.values()
+            names = [pointers.buffers[buffer] for buffer in moved(pointers.buffers, pointers.written, own)]
+            lines = [f"{name} += {number}[blockIdx.x] * (int64)row_{name};" for name in names] + lines
+            extra += [f"row_{name}" for name in names]
         return pointers.launch(
             source, "training", lines, lambda batch: (self.blocks(batch), 1), block=(THREADS, 1), extra=extra,
             numbers=lambda batch: (self._each(batch),), label=self._label, shared=layout.nbytes, apart=False,

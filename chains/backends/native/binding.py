@@ -11,6 +11,7 @@ import numpy as np
 from chains.backends.base import Arrays, Binding, aligned, caller_arrays
 from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.llvm.struct import ARGUMENTS, PREFETCH, ROW_POINTERS, THREAD
+from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
 from chains.support.threads import processors
@@ -38,16 +39,32 @@ class NativeBinding(Binding):
         self._scratch = aligned(plan.nbytes) if scratch is None else scratch
         if self._scratch.nbytes < plan.nbytes:
             raise ValueError(f"`scratch` has {self._scratch.nbytes} bytes, but {plan.nbytes} are needed")
-        base = self._scratch.ctypes.data
         self.addresses = {slot.name: self.arrays[slot.name].ctypes.data for slot in signature.table if slot.given}
+        self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # in tiles, only the first thread prefetches
+        self.row_pointers = ROW_POINTERS.pack()
+        tables, block_tables = self._make_tables(plan)
+        self._tables = np.array(tables + block_tables, np.int64)
+        first_table = self._tables.ctypes.data
+        self._table_addresses = [first_table + thread * self._tables.strides[0] for thread in range(len(self._tables))]
+        self.run_address = native.code.address("run")
+        self.split = signature.parts > 1
+        # More threads than processors would wait for each other at every step.
+        self.stays_together = 1 < plan.threads <= processors() and self.work < MAX_TEAM_OPERATIONS
+        self.thread_trial = plan.thread_trial
+        self._words = self._make_words(plan, len(tables))
+        self.words_address = self._words.ctypes.data
+        self._call = partial(_RUN(self.run_address), self.words_address)
+        self._released: dict[str, list[int]] = {}  # released arrays, with the positions of their addresses in the tables
+
+    def _make_tables(self, plan: MemoryPlan) -> tuple[list[list[int]], list[list[int]]]:
+        """The addresses for each thread: of the arrays, of its sums, of its rows; and those for blocks of sums."""
+        signature, base = self.native.signature, self._scratch.ctypes.data
         addresses = [self.addresses[slot.name] if slot.given else 0 for slot in signature.table]
         for number, offset in plan.shared.items():
             addresses[number] = base + offset
         own = [[addresses[number] for number in signature.sums]]  # the first thread's sums are the results
         own += [[base + offset for offset in sums] for sums in plan.sums]
         of_blocks = [[base + offset for offset in sums] for sums in plan.block_sums]
-        self.prefetch = np.zeros((signature.parts, PREFETCH.size), np.int64)  # in tiles, only the first thread prefetches
-        self.row_pointers = ROW_POINTERS.pack()
         prefetch, row_pointers = self.prefetch.ctypes.data, self.row_pointers.ctypes.data
         tables, block_tables = [], []
         for thread, rows in enumerate(plan.rows):
@@ -59,28 +76,22 @@ class NativeBinding(Binding):
             tables.append([*addresses, *own[tile], *rest])
             if of_blocks:
                 block_tables.append([*addresses, *of_blocks[tile], *rest])
-        self._tables = np.array(tables + block_tables, np.int64)
-        first_table = self._tables.ctypes.data
-        self._table_addresses = [first_table + thread * self._tables.strides[0] for thread in range(len(self._tables))]
-        self.run_address = native.code.address("run")
-        self.split = signature.parts > 1
-        # More threads than processors would wait for each other at every step.
-        self.stays_together = 1 < plan.threads <= processors() and self.work < MAX_TEAM_OPERATIONS
-        self.thread_trial = plan.thread_trial
-        head = {"batch": batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
+        return tables, block_tables
+
+    def _make_words(self, plan: MemoryPlan, tables: int) -> np.ndarray:
+        """The argument of the program: its words, then those of each thread, which has one of so many `tables`."""
+        base = self._scratch.ctypes.data
+        head = {"batch": self.batch, "tile": plan.tile, "threads": plan.threads, "sharing": plan.sharing, "block": plan.block}
         head["run"] = self.run_address
         if plan.threads > 1:
             functions = {name: runtime().address(name) for name in ("parallel", "barrier")}
-            head |= {"pool": worker_pool().address, **functions, "member": native.code.address("member")}
+            head |= {"pool": worker_pool().address, **functions, "member": self.native.code.address("member")}
         words = [ARGUMENTS.pack(**head)]
         for thread in range(plan.threads):
-            table = self._table_addresses[min(thread, len(tables) - 1)]
+            table = self._table_addresses[min(thread, tables - 1)]
             words.append(THREAD.pack(table=table, scratch=base + plan.tiles[min(thread, len(plan.tiles) - 1)]))
-        words += [THREAD.pack(table=table) for table in self._table_addresses[len(tables) :]]
-        self._words = np.concatenate(words)
-        self.words_address = self._words.ctypes.data
-        self._call = partial(_RUN(self.run_address), self.words_address)
-        self._released: dict[str, list[int]] = {}  # released arrays, with the positions of their addresses in the tables
+        words += [THREAD.pack(table=table) for table in self._table_addresses[tables:]]
+        return np.concatenate(words)
 
     def run(self) -> None:
         if self.threads > 1:
