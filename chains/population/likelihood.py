@@ -23,6 +23,7 @@ import numpy as np
 from chains.backends import Executable
 from chains.network import record
 from chains.network.derivatives import jacobian
+from chains.network.network import network_of
 from chains.objectives.free import FreeObjective
 from chains.objectives.trained_arguments import minimize_trained
 from chains.population import programs
@@ -72,7 +73,7 @@ class Arrays:
         shapes = {"effects": n, "w": n, "inverse": n * (n + 1) // 2, "at": subjects.t.shape[1]}
         self.known |= {name: np.zeros((samples, width)) for name, width in shapes.items()}
         many = (("sums", 1 + 2 * n + n * n), ("effects", n), ("inverse", n * (n + 1) // 2), ("slopes", n))
-        self.subject = {name: np.zeros((subjects.count, width)) for name, width in many}
+        self.subject: dict[str, np.ndarray] = {name: np.zeros((subjects.count, width)) for name, width in many}
         self.subject["precision"] = np.zeros(n * (n + 1) // 2)
         self._bound: dict[str, Any] = {}
 
@@ -123,14 +124,15 @@ class PopulationObjective:
     safe.
     """
 
-    def __init__(self, network: Any, split: Split, error: Any, method: str, subjects: Subjects, comm: Any = None) -> None:
-        self.n_params, self.method, self.subjects = split.size, method, subjects
-        self.split, self.error = split, error
-        self._network, self._comm = network, comm
-        self._recipe = programs.Recipe(split.covariance.n, deviance_of(error, method), method == "FO")
-        self._trained = [*network.trainable, (split.network, split.size)]
+    def __init__(self, model: Any, method: str, subjects: Subjects, comm: Any = None) -> None:
+        self.model, self.method, self.subjects = model, method, subjects
+        self.split: Split = model._split
+        self.n_params = self.split.size
+        self._network, self._comm = network_of(model.net), comm
+        self._recipe = programs.Recipe(self.split.covariance.n, deviance_of(model.error, method), method == "FO")
+        self._trained = [*self._network.trainable, (self.split.network, self.split.size)]
         self._idle: list[Arrays] = []
-        self._start = np.zeros((subjects.count, split.covariance.n))
+        self._start = np.zeros((subjects.count, self.split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
         """The value and the gradient; infinity and NaN if the effects of a subject are not found.
@@ -242,6 +244,10 @@ class PopulationObjective:
     def free(self) -> FreeObjective:
         """The objective as a function of the numbers that are not frozen."""
         return FreeObjective(self, self._trained)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """When copied or sent to another process, it is made again from the model and the data."""
+        return PopulationObjective, (self.model, self.method, self.subjects, self._comm)
 
     def __repr__(self) -> str:
         return f"<population objective, {self.method}: {self.subjects}, {counted(self.n_params, 'parameter')}>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -41,6 +41,10 @@ class PopulationFit:
     message: str
     iterations: int
     calls: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is computed when it is asked for."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def values(self) -> dict[str, Any]:

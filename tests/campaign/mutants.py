@@ -1,9 +1,10 @@
 """Small changes of the sources, one at a time: how many of them the tests find, the quick ones and all.
 
 ``python -m tests.campaign.mutants results.jsonl --count 300`` changes a line of a copy of the package, runs the quick tests of
-the changed room, then all quick tests if those pass, and with ``--all-cases`` every case after that. Each result is a line of
-the file. A second call with the same file continues. Every number is drawn from the seed and itself, so that parts of a
-campaign can run on several machines: ``--first 100 --count 50``. The rooms have mutants in proportion to their lines.
+the changed room, then all quick tests if those pass, and with ``--stages room quick all`` every case after that. Each result
+is a line of the file, and a second call with the same file continues. Every number is drawn from the seed and itself, so that
+parts of a campaign can run on several machines: ``--first 100 --count 50``, or ``--rooms layers network``. The rooms have
+mutants in proportion to their lines.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stages", nargs="+", choices=("room", "quick", "all"), default=["room", "quick"])
+    parser.add_argument("--rooms", nargs="+", help="run the mutants of these rooms only")
     parser.add_argument("--workers", default="auto", help="of pytest-xdist")
     parser.add_argument("--table", action="store_true", help="print the results so far, and run nothing")
     given = parser.parse_args()
@@ -192,7 +194,10 @@ def main() -> int:
         for number in range(given.first, given.first + given.count):
             if number in known or given.table:
                 continue
-            mutant = judged(*drawn(given.seed, number), place, given.stages, given.workers)
+            mutant, text = drawn(given.seed, number)
+            if given.rooms and mutant.room not in given.rooms:
+                continue
+            mutant = judged(mutant, text, place, given.stages, given.workers)
             with given.results.open("a") as file:
                 file.write(json.dumps(asdict(mutant)) + "\n")
             print(f"{number}: {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}: {mutant.found_by}", flush=True)
