@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -40,7 +41,9 @@ def digits(problem: Problem, function: Objective, p: np.ndarray) -> float:
 
 def _chains(method: str) -> Fit:
     def fit(function: Objective, p: np.ndarray) -> tuple[np.ndarray, int]:
-        found = minimize(function, p, method, gtol=0.0, ftol=0.0, progress=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the parameters have sizes from")
+            found = minimize(function, p, method, gtol=0.0, ftol=0.0, progress=False)
         return found.x, found.nfev
 
     return fit

@@ -14,7 +14,7 @@ from chains.layers.equations import Equations
 from chains.layers.expansions import Chebyshev, FourierSeries
 from chains.layers.fourier import Fourier, Periodic
 from chains.layers.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from chains.layers.ode import ODE
+from chains.layers.ode import ODE, Doses
 from chains.layers.pool import AvgPool, GlobalAvgPool, MaxPool
 from chains.layers.recurrent import Cell, Recurrent
 from chains.layers.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
@@ -25,7 +25,7 @@ from chains.layers.steady import SteadyState
 
 __all__ = [
     "GRU", "LSTM", "ODE", "RNN", "SDE", "Activation", "Append", "Attention", "AvgPool", "BatchNorm", "CausalConv", "Cell",
-    "Chebyshev", "Compartments", "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Dropout", "Embedding",
+    "Chebyshev", "Compartments", "Conv", "ConvTranspose", "Convex", "Declaration", "Dense", "Doses", "Dropout", "Embedding",
     "Equations", "Flatten", "Fourier", "FourierSeries", "GRUCell", "GlobalAvgPool", "GroupNorm", "LSTMCell", "Layer",
     "LayerNorm", "LogSoftmax", "MaxPool", "Monotone", "Pad", "Parallel", "Periodic", "PositionalEncoding", "RMSNorm",
     "RNNCell", "Recurrent", "Reshape", "Residual", "Scale", "Select", "Series", "Shift", "Softmax", "SpatialDropout",

@@ -21,6 +21,7 @@ from chains.minimize.projected import ProjectedQuasiNewton
 from chains.minimize.quasi_newton import Array, DenseInverse, Direction, Pairs, QuasiNewton, bfgs, self_scaled_broyden
 from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
+from chains.minimize.spread import warn_of_spread
 from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES, Limits
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
@@ -84,6 +85,11 @@ def minimize(
         minima without a state, with `best`, the result of the lowest one. `success` is True if the method has converged, or
         has reached the precision of the values.
 
+    Warns
+    -----
+    UserWarning
+        Once, if the parameters that matter differ by six orders of magnitude at the start, for all methods but "LM".
+
     Raises
     ------
     TypeError, ValueError
@@ -143,7 +149,7 @@ def minimize(
         results: list[Result] = []
         for k, row in enumerate(p):
             one = function if members is None else cast(Any, function).member(k)
-            results.append(_descend(settings, one, row, None if box is None else (box[0][k], box[1][k])))
+            results.append(_descend(settings, one, row, None if box is None else (box[0][k], box[1][k]), warns=not k))
             bar.update()
             if bar.due():
                 bar.show({"lowest value": f"{min(each.fun for each in results):.6g}"})
@@ -249,10 +255,13 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
 
 
 def _descend(
-    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None
-) -> Result:
+    settings: Settings, function: Any, p: Array, box: tuple[np.ndarray, np.ndarray] | None, bar: Progress | None = None, *,
+    warns: bool = True,
+) -> Result:  # fmt: skip
     """Step until it has converged, or finds no lower point."""
     point = _point(settings, function, p, box)
+    if warns and not isinstance(point, LevenbergMarquardt):
+        warn_of_spread(point.p, point.g)
     message, iterations = _steps(settings, point, bar)
     if bar is not None:
         bar.show(_numbers(point))

@@ -92,7 +92,7 @@ def trajectories(network: Network, d: Declaration, p: np.ndarray, x: Any, length
     sound = bool(np.isfinite(p).all())
     counts = [None] * len(rows) if lengths is None else np.asarray(lengths).tolist()
     return [
-        _trajectory(ode, number, _times(ode, own, count), np.asarray(row), sound)
+        _trajectory(ode, number, _times(ode, own, count), np.asarray(row), sound, _misfit(ode, own, count))
         for number, (own, row, count) in enumerate(zip(x, rows, counts, strict=True))
     ]
 
@@ -102,7 +102,15 @@ def _times(ode: ODE, sample: np.ndarray, count: int | None) -> np.ndarray:
     return np.asarray(ode.times if isinstance(ode.times, tuple) else sample[-ode.times :], np.float64)[:count]
 
 
-def _trajectory(ode: ODE, number: int, requested: np.ndarray, rows: np.ndarray, sound: bool) -> Trajectory:
+def _misfit(ode: ODE, sample: np.ndarray, count: int | None) -> str:
+    """Why the doses of a sample do not fit its times, if it has any."""
+    if ode.doses is None:
+        return ""
+    end = len(sample) - ode.own_times
+    return ode.doses.problem(sample[end - ode.doses.width : end], _times(ode, sample, count))
+
+
+def _trajectory(ode: ODE, number: int, requested: np.ndarray, rows: np.ndarray, sound: bool, misfit: str) -> Trajectory:
     """The steps in the rows of a trace up to the `requested` times; `sound` says whether parameters are finite."""
     (begins, lengths, tried), states = rows[:-1, :3].T, rows[:, 3:]
     if ode.rtol is None:
@@ -118,8 +126,11 @@ def _trajectory(ode: ODE, number: int, requested: np.ndarray, rows: np.ndarray, 
         reached = since[-1] >= clock.max()
     states = np.concatenate([states[:1], states[taken + 1]])
     refused = len(waiting) - len(taken)
+    if ode.doses is not None:  # between doses at equal times there are steps of length 0
+        refused -= int(np.sum((tried == 0.0)[np.setdiff1d(waiting, taken)]))
     found = Trajectory(times, states, refused, "")
-    problem = _bad_times(ode, number, requested) or _not_finite(ode, number, found)
+    problem = misfit and f"trajectory {number}: {misfit}"
+    problem = problem or _bad_times(ode, number, requested) or _not_finite(ode, number, found)
     if not problem and ode.rtol is not None and not reached:
         problem = _out_of_steps(ode, number, requested, found, tried)
     if problem and not sound:
@@ -140,7 +151,7 @@ def _bad_times(ode: ODE, number: int, requested: np.ndarray) -> str:
         return f"trajectory {number} has times {requested}, but they must be finite"
     if ode.rtol is not None and not (requested >= requested[0]).all():
         return f"trajectory {number} has times {requested}, but the first must come before the others"
-    if ode.rtol is None and (falls := np.diff(requested) < 0.0).any():
+    if (ode.rtol is None or ode.doses is not None) and (falls := np.diff(requested) < 0.0).any():
         k = int(np.argmax(falls))
         return f"trajectory {number} has times that must ascend, but {requested[k + 1]:g} comes after {requested[k]:g}"
     return ""

@@ -1,6 +1,7 @@
 """Models of populations: many subjects, each with random effects of its own."""
 
 from chains.population.diagnostics import PredictiveCheck, Residuals
+from chains.population.doses import DoseTable, dose_table
 from chains.population.errors import Additive, Combined, Density, ErrorModel, Proportional
 from chains.population.files import load, save
 from chains.population.likelihood import PopulationObjective
@@ -12,6 +13,7 @@ __all__ = [
     "Additive",
     "Combined",
     "Density",
+    "DoseTable",
     "ErrorModel",
     "PopulationFit",
     "PopulationModel",
@@ -20,6 +22,7 @@ __all__ = [
     "Proportional",
     "Residuals",
     "Table",
+    "dose_table",
     "load",
     "read_table",
     "save",

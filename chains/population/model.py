@@ -199,7 +199,7 @@ class PopulationModel:
         with agreement(comm) as processes:
             check_word("method", method, *METHODS)
             found = self.data(x, y, subjects)
-            made = PopulationObjective(network_of(self.net), self._split, self.error, method, found, processes)
+            made = PopulationObjective(self, method, found, processes)
             if processes is not None:
                 processes.part_of(found.count)
             return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from chains.population.diagnostics import QUANTILES, PredictiveCheck, Residuals, predictive_check, residuals, simulate
 from chains.population.fitting import hessian, names_and_values
-from chains.population.likelihood import Point, PopulationObjective
+from chains.population.likelihood import PopulationObjective
 from chains.support.checks import check_word
 from chains.support.messages import counted, shown
 
@@ -42,6 +42,10 @@ class PopulationFit:
     iterations: int
     calls: int
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is computed when it is asked for."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @property
     def values(self) -> dict[str, Any]:
         """The estimates, as ``model.values(theta)``."""
@@ -54,14 +58,9 @@ class PopulationFit:
         return self.objective.subjects.ids
 
     @cached_property
-    def point(self) -> Point:
-        """The subjects at the minimum."""
-        return self.objective.point(self.theta)
-
-    @property
     def effects(self) -> np.ndarray:
         """The effects of each subject, (subjects, effects)."""
-        return self.point.effects.copy()
+        return self.objective.effects(self.theta)
 
     def covariance(self, kind: str = "sandwich") -> np.ndarray:
         """The covariance of the flat vector's estimate, zero for frozen parameters.

@@ -21,7 +21,7 @@ from tests.own import Decay, Double
 
 OTHERS = (  # which have no layer of the public ones
     "Residual-shortcut-reads-dy", "Recurrent", "Recurrent-layers", "Recurrent-checkpoints",
-    "Recurrent-both-ways", "Shooting",
+    "Recurrent-both-ways", "Shooting", "Within",
 )  # fmt: skip
 CELLS = (RNNCell, LSTMCell, GRUCell)
 BUILT_IN = [case for case in harness.CASES if not case.name.startswith("own-") and case.name not in OTHERS]

@@ -15,7 +15,7 @@ HARD = {("MGH10", 1), ("Bennett5", 1), ("Bennett5", 2), ("MGH17", 1)} | {(f"Lanc
 
 @pytest.mark.parametrize("method", ["BFGS", "LM"])
 @pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning", "ignore:the parameters have sizes")
 def test_both_starts_end_at_the_certified_value(name, method):
     problem = PROBLEMS[name]
     function = nist.objective(problem)
@@ -66,12 +66,14 @@ def test_a_jacobian_that_is_not_the_functions_is_no_lack_of_precision():
 
 @pytest.mark.parametrize("method", ["BFGS", "L-BFGS"])
 def test_a_badly_scaled_valley(method):
-    """Rosenbrock's function of parameters of 1e4 and 1e-4."""
+    """Rosenbrock's function of parameters of 1e4 and 1e-4: a warning says what would help."""
     optimize = pytest.importorskip("scipy.optimize")
     scales = np.array([1e-4, 1e4])
-    found = minimize(
-        lambda p: (optimize.rosen(p * scales), optimize.rosen_der(p * scales) * scales), [-1.2e4, 1e-4], method, ftol=0.0
-    )
+    with pytest.warns(UserWarning, match=r"sizes from 0.0001 to 1.2e\+04.*bounds in their layer.*frozen `Scale`") as warned:
+        found = minimize(
+            lambda p: (optimize.rosen(p * scales), optimize.rosen_der(p * scales) * scales), [-1.2e4, 1e-4], method, ftol=0.0
+        )
+    assert [each.filename for each in warned] == [__file__]
     assert found.success
     assert found.fun < 1e-15
 

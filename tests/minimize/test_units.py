@@ -180,3 +180,17 @@ def test_frozen_parameters_do_not_change_lms_path():
         assert_same(found, whole)
         assert found.message == LIMIT
         np.testing.assert_allclose(found.x, free.select(whole.x), rtol=1e-6)
+
+
+def test_parameters_of_many_magnitudes_are_said_once():
+    objective, start = decay((1e2, 1e-7, 1.0))
+    with pytest.warns(UserWarning, match=r"the parameters have sizes from 0.01 to 1e\+07") as warned:
+        minimize(objective, np.array([start] * 3), "BFGS", maxiter=2)
+    assert len(warned) == 1
+    minimize(objective, start, "LM")  # a warning would be an error
+    net = Chain(Dense(1, 30, tanh), Dense(30, 1))
+    p = net.init(seed=0, dtype=np.float64)
+    p[3], p[-1] = 1e-12, 1e-13  # small by chance
+    minimize(net.objective(X, T, SquaredLoss()), p, maxiter=2)
+    frozen, p = in_unit(2.0**40)
+    minimize(frozen, p, maxiter=2)

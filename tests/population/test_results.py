@@ -1,9 +1,12 @@
 """What a fit tells: residuals, shrinkage, predictive checks, networks of single subjects, files, figures."""
 
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
-from chains import Chain, Equations
+from chains import Chain, Equations, num_threads
 from chains.population import Additive, Combined, Density, PopulationModel, Proportional, load, save
 from tests.mpi import together
 from tests.population.cases import TWO, closed_form, counts, decay, differential, simulated, tails
@@ -124,6 +127,23 @@ def test_saved_models_come_back(tmp_path, fitted):
     assert load(tmp_path / "student.safetensors", error=student.error)[0].n_params == student.n_params
     with pytest.raises(ValueError, match="`theta` has shape"):
         save(tmp_path / "model.safetensors", model, fit.theta[1:])
+
+
+def test_copies_through_pickle_give_the_same_numbers(fitted):
+    model, _, fit = fitted
+    again = pickle.loads(pickle.dumps(fit))
+    np.testing.assert_allclose(again.effects, fit.effects, rtol=1e-9)
+    assert again.objective(fit.theta)[0] == pytest.approx(fit.value, rel=1e-12)
+    assert repr(again.model) == repr(model)
+
+
+def test_threads_and_their_number_change_nothing_but_rounding(fitted):
+    _, _, fit = fitted
+    with ThreadPoolExecutor(4) as pool:
+        found = [value for value, _ in pool.map(fit.objective, [fit.theta] * 12)]
+    with num_threads(1):
+        found.append(fit.objective(fit.theta)[0])
+    np.testing.assert_allclose(found, fit.value, rtol=1e-12)
 
 
 def test_figures(fitted):

@@ -277,6 +277,7 @@ class ImplicitSolution(Solution):
             h = self._length(at, step)
             if befores is not None:
                 ops.copy(step.now(befores, 1), state)
+            self._add_doses(state, at, step)
             seen = step.now(s.x, 1) if keeps else ops.scratch("seen", (stages, self.inputs.width))
             inverse = step.now(s.inverse, 1) if keeps else ops.scratch("inverse", (n, n))
             for i, c in enumerate(self.tableau.c):
@@ -332,8 +333,7 @@ class ImplicitSolution(Solution):
             pullback = self._pullback(ops, lambda view: step.now(view, 1).index(1, 0))
             pullback(d_slopes.index(1, 1), d_seen)
             ops.map(d_all, lambda total, d: total + d, d_all, d_seen)
-            more = [] if d_times is None else [step.now(d_times, 1)]
-            ops.map(d_state, lambda *terms: sum(terms), d_state, *more, d_all.slice(-1, 0, n))
+            self._add_up(d_state, None if d_times is None else step.now(d_times, 1), [d_all], at, step)
             if self.inputs.given:
                 given = d_all.slice(-1, n, n + self.inputs.given)
                 ops.map(d_given, lambda total, d: total + d, d_given, given)

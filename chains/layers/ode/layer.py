@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.ode.between import BetweenDoses
+from chains.layers.ode.doses import Doses
 from chains.layers.ode.events import DIRECTIONS
 from chains.layers.ode.implicit import LARGEST_STATE
 from chains.layers.ode.methods import METHODS
@@ -19,10 +21,9 @@ from chains.layers.ode.right_side import check_deterministic
 from chains.layers.ode.settings import Settings, ascending, control, forcing_of, text_of
 from chains.layers.ode.strategy import ControlledSteps, EqualSteps, Steps, Strategy
 from chains.layers.ode.until import UntilEvent
-from chains.layers.recurrent import keep_each_step
 from chains.program.recorder import Recorder
 from chains.program.view import View
-from chains.support.checks import check_count, check_flags, check_word, whole
+from chains.support.checks import check_count, check_flags, check_is, check_word, whole
 from chains.support.messages import shown
 
 
@@ -82,6 +83,10 @@ class ODE(Settings, Layer):
     direction : str
         "up" for a function that becomes positive, "down" for one that becomes negative, "both" by default. A function that
         begins at zero crosses it only when it comes back.
+    doses : Doses, optional
+        Amounts that are added to the state, at times of each trajectory. The features of a sample are then the state, the given
+        ones, those of the doses, and its own times, if any. There are `steps` equal steps from each of these times to the next,
+        or at most `max_steps` tried ones in all. Doses do not go with `forcing`, `adjoint` and `event`.
 
     Raises
     ------
@@ -90,7 +95,9 @@ class ODE(Settings, Layer):
 
     Notes
     -----
-    Times and lengths of steps are constants of the pullback, as in diffrax: the gradient by a sample's times is 0.
+    Times and lengths of steps are constants of the pullback, as in diffrax: the gradient by a sample's times is 0. With `doses`
+    they are not: the gradients by times of doses, lags and own times are exact for the steps that were done. With step control,
+    a step is then a constant part of its interval.
 
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993; Kværnø, "Singly diagonally implicit
     Runge-Kutta methods with an explicit first stage", 2004; Chen et al. 2018 for layers of this kind, Rackauckas et al. 2020
@@ -103,6 +110,7 @@ class ODE(Settings, Layer):
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
         atol: Any = None, max_steps: int | None = None, given: int = 0, time: bool = False, forcing: Any = None,
         checkpoint_every: int | None = None, adjoint: bool = False, event: Layer | None = None, direction: str = "both",
+        doses: Doses | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
             raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer: a Chain, or Equations of formulas")
@@ -121,13 +129,21 @@ class ODE(Settings, Layer):
         )
         self.method = method
         self.steps = check_count("steps", steps)
-        self.rtol, self.atol, self.max_steps = control(method, self.times, self.steps, rtol, atol, max_steps)
+        self.doses = doses
+        intervals = (self.times if isinstance(self.times, int) else len(self.times)) - 1
+        if doses is not None:
+            check_is("doses", doses, Doses, "a `Doses`, such as Doses(4, into=0)")
+            intervals += doses.events
+        self.rtol, self.atol, self.max_steps = control(method, intervals, self.steps, rtol, atol, max_steps)
         self.given = int(given)
         self.time = time
         self.forcing = None if forcing is None else forcing_of(forcing)
         self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
         self.adjoint = bool(adjoint)
         self.event, self.direction = self._checked_event(event, direction)
+        for name in ("forcing", "adjoint", "event") if doses is not None else ():
+            if getattr(self, name):
+                raise ValueError(f"`{name}` (={shown(getattr(self, name))}) does not go with `doses`")
 
     def _checked_event(self, event: Any, direction: Any) -> tuple[Layer | None, str]:
         """The checked settings of an event."""
@@ -146,15 +162,19 @@ class ODE(Settings, Layer):
         return event, direction
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state if "event" in state else state | {"event": None, "direction": "both"})  # as earlier pickles
+        vars(self).update({"event": None, "direction": "both", "doses": None} | state)  # earlier pickles have fewer
 
     @property
     def _steps(self) -> Steps:
         """How steps are found."""
+        if self.doses is not None:
+            return BetweenDoses(self, self.doses).steps
         return EqualSteps(self) if self.rtol is None else ControlledSteps(self)
 
     @property
     def _strategy(self) -> Strategy:
+        if self.doses is not None:
+            return BetweenDoses(self, self.doses)
         return self._steps if self.event is None else UntilEvent(self._steps)
 
     @property
@@ -164,22 +184,23 @@ class ODE(Settings, Layer):
     def fixed_input(self) -> SampleShape | None:
         shape = self.rhs.fixed_input()
         known = shape is not None and len(shape) == 1 and shape[0] > self.known
-        return (shape[0] - self.known + self.own_times,) if shape is not None and known else None
+        return (shape[0] - self.known + self.own_features,) if shape is not None and known else None
 
     def declare(self, d: Declaration) -> None:
-        beside = self.given + self.own_times
-        if len(d.input) != 1 or d.input[0] <= beside:
+        n = d.input[0] - self.given - self.own_features if len(d.input) == 1 else 0
+        if n < 1:
+            doses = f" and {self.doses.width} features of doses" if self.doses is not None else ""
             times = f" and {self.own_times} times" if self.own_times else ""
             raise ValueError(
-                f"a sample must be a state (n,) and {self.given} given features{times}, but its shape is {d.input}"
+                f"a sample must be a state (n,) and {self.given} given features{doses}{times}, but its shape is {d.input}"
             )
-        n, stages = d.input[0] - beside, self.tableau.stages
-        output = d.child("", self.rhs, (n + self.given + self.known,))
+        output = self._strategy.declare_rhs(d, n)
         if output != (n,):
             more = self.given + self.known
             sees = f", from the state and {more} more (given, time, forcing)" if more else ""
             raise ValueError(f"`rhs` (={self.rhs!r}) gives {output} for a state of shape {(n,)}: it must give its change{sees}")
-        if len(self.tableau.halves) > n or n % len(self.tableau.halves):
+        halves = len(self.tableau.halves)
+        if halves > n or n % halves:
             raise ValueError(f"`method` (={self.method!r}) takes positions and as many velocities, not a state of length {n}")
         if self.implicit and n > LARGEST_STATE:
             raise ValueError(f"`method` (={self.method!r}) takes states of at most {LARGEST_STATE} numbers, but there are {n}")
@@ -188,7 +209,6 @@ class ODE(Settings, Layer):
         check_deterministic(d.children[-1])
         for part in d.children[-1].all:
             part.timed = False  # lengths are those of the times here
-        keep_each_step(d.children[-1], self._steps.grid.cut.length, stages)
         self._strategy.declare(d, n)
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
@@ -202,6 +222,7 @@ class ODE(Settings, Layer):
         names = ["steps"] if self.rtol is None else ["rtol", "atol", "max_steps"]
         names += ["given", "time", "checkpoint_every", "adjoint"]
         more = "".join(f", {name}={value}" for name in names if (value := getattr(self, name)))
+        more += f", doses={self.doses!r}" if self.doses is not None else ""
         more += f", event={self.event!r}" if self.event is not None else ""
         more += f", direction={self.direction!r}" if self.direction != "both" else ""
         more += ", forcing=..." if self.forcing is not None else ""

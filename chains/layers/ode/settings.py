@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chains.layers.base import Layer
+from chains.layers.ode.doses import Doses
 from chains.layers.ode.methods import METHODS, Row, Tableau
 from chains.layers.ode.right_side import Forcing
 from chains.support.checks import check_count, check_number, is_real
@@ -37,6 +38,7 @@ class Settings:
     adjoint: bool
     event: Layer | None
     direction: str
+    doses: Doses | None
 
     @property
     def tableau(self) -> Tableau:
@@ -51,6 +53,11 @@ class Settings:
     def own_times(self) -> int:
         """The number of features of a sample that are times."""
         return self.times if isinstance(self.times, int) else 0
+
+    @property
+    def own_features(self) -> int:
+        """The number of features of a sample after the state and the given ones."""
+        return self.own_times + (0 if self.doses is None else self.doses.width)
 
     @property
     def known(self) -> int:
@@ -108,7 +115,7 @@ def tolerance(name: str, given: Any) -> float | Row:
     return tuple(map(float, values)) if several else float(values[0])
 
 
-def control(method: str, times: tuple[float, ...] | int, steps: int, rtol: Any, atol: Any, max_steps: Any) -> Control:
+def control(method: str, intervals: int, steps: int, rtol: Any, atol: Any, max_steps: Any) -> Control:
     """The checked settings of step control: `rtol`, `atol` and `max_steps`."""
     if rtol is None:
         for name, given in (("atol", atol), ("max_steps", max_steps)):
@@ -121,7 +128,6 @@ def control(method: str, times: tuple[float, ...] | int, steps: int, rtol: Any, 
         raise ValueError(f"`rtol` (={shown(rtol)}): method {method!r} does not estimate its error, but {estimate} do")
     if steps != 1:
         raise ValueError(f"`steps` (={steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
-    intervals = (len(times) if isinstance(times, tuple) else times) - 1
     default = max(MAX_STEPS, STEPS_TO_A_TIME * intervals)
     most = default if max_steps is None else check_count("max_steps", max_steps)
     if most < intervals:

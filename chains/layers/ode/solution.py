@@ -6,7 +6,7 @@ segment from there. With step control, the search for the steps is the forward p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ import numpy as np
 
 from chains.expr import where
 from chains.layers.node import Node
+from chains.layers.ode.course import Course
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Around, Grid, part
 from chains.layers.ode.methods import Length, Tableau, move, pull_slope
@@ -50,6 +51,8 @@ class Solution:
         The lengths of the steps of each sample, (batch, steps, 1), if they differ.
     until : Until, optional
         For `forward`, the event to search for. Segments after it are left out.
+    course : Course, optional
+        The doses and intervals of all steps.
     """
 
     ops: Recorder
@@ -61,6 +64,7 @@ class Solution:
     clock: View | None = None
     lengths: View | None = None
     until: Until | None = None
+    course: Course | None = None
 
     @property
     def n(self) -> int:
@@ -104,6 +108,7 @@ class Solution:
             h = self._length(at, step)
             if befores is not None:
                 ops.copy(step.now(befores, 1), state)
+            self._add_doses(state, at, step)
             if until is not None and isinstance(h, View):
                 ops.map(h, lambda over, h: where(over > 0.0, 0.0, h), until.watch.over, self._now(until.lengths, at, step))
                 until.watch.before(state)
@@ -124,9 +129,16 @@ class Solution:
             if until is not None and isinstance(h, View):
                 until.watch.after(at, step, self._now(s.begins, at, step), h, state)
 
+    def _add_doses(self, state: View, at: Around, step: Steps) -> None:
+        """Record that the doses at the beginning of a step are added to its state."""
+        if self.course is not None:
+            self.course.add_doses(state, self.course.row(at, step))
+
     def _record_inputs(self, seen: View, known: View | None, at: Around, step: Steps, h: Length, c: float) -> None:
         """Record the right-hand side's features after the state, at the time c * h after the beginning of a step."""
-        if known is not None:
+        if self.course is not None:
+            self.inputs.record(seen, self.course.row(at, step), h, c)
+        elif known is not None:
             self.inputs.record(seen)
             self.ops.copy(seen.slice(-1, self.n + self.inputs.given, self.inputs.width), known)
         else:
@@ -146,6 +158,8 @@ class Solution:
         self._begin_pullback(d_state, d_last, dx, failed, dy)
         d_begins = self._at_begins(dy) if not adaptive else None
         sums = GradientSums(ops, self.grid, self.rhs)
+        if self.course is not None:
+            self.course.begin_pullback()
         with self._segments(backwards=True, failed=failed) as at:
             for each in at:
                 state = ops.scratch("state", (n,))
@@ -158,6 +172,8 @@ class Solution:
             self._add_cotangents(d_state, dy, self.clock.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
+        if self.course is not None:
+            self.course.end_pullback()
 
     def _begin_pullback(self, d_state: View, d_last: View | None, dx: View, failed: View | None, dy: View) -> None:
         """Record the first cotangents of the pullback: those of the state, and of the features after it in a sample.
@@ -192,10 +208,22 @@ class Solution:
                 kept.fetch()
                 seen, k = (step.now(view, 1).index(1, i) for view in (s.x, s.k))
                 stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
-            more = [] if d_times is None else [step.now(d_times, 1)]
-            ops.map(d_state, lambda *terms: sum(terms), d_state, *more, *d_states)
+            self._add_up(d_state, None if d_times is None else step.now(d_times, 1), d_seen, at, step)
             if self.inputs.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
+
+    def _add_up(self, d_state: View, d_time: View | None, d_seen: Sequence[View], at: Around, step: Steps) -> None:
+        """Record the cotangent of the state before a step: from that after it, those of the inputs of the right-hand side, and
+        that of the output there.
+        """
+        add, terms = lambda *terms: sum(terms), [view.slice(-1, 0, self.n) for view in d_seen]
+        more = [] if d_time is None else [d_time]
+        if self.course is not None:
+            self.ops.map(d_state, add, d_state, *terms)
+            self.course.pull(at, step, d_state, d_seen)
+            terms = []
+        if more or terms:
+            self.ops.map(d_state, add, d_state, *more, *terms)
 
     def _at_begins(self, dy: View) -> View:
         """The cotangents of the states at the beginning of intervals, or of segments if an interval has several."""
@@ -246,6 +274,10 @@ class Solution:
             skip = lambda _: until.watch.searching  # noqa: E731
         elif self.clock is not None or self.grid.ends:
             needed = lengths = self.s.lengths
+            if self.course is not None:
+                lengths = self.ops.scratch("lengths or doses", needed.sample_shape)
+                self.ops.map(lengths, lambda h, starts: where(starts > 0.0, 1.0, h), needed, self.course.starts())
+                needed = lengths
             if failed is not None:
                 needed = self.ops.scratch("steps needed", lengths.sample_shape)
                 self.ops.copy(needed, lengths)

@@ -17,8 +17,9 @@ import numpy as np
 
 from chains.expr import exp, log, maximum, minimum, sqrt, where
 from chains.layers.node import Node
+from chains.layers.ode.course import ControlledCourse
 from chains.layers.ode.events import Watch
-from chains.layers.ode.grid import Grid
+from chains.layers.ode.grid import Grid, part
 from chains.layers.ode.methods import Row, Tableau, move
 from chains.layers.ode.right_side import Inputs, at_once
 from chains.program.loop import Steps
@@ -61,6 +62,8 @@ class StepControl:
         The times of the output, counted from the first one. Steps end there.
     inputs : Inputs
         The inputs of the right-hand side, for times since the first one.
+    course : ControlledCourse, optional
+        The doses and intervals of all attempts. Then the times are the numbers of the merged times.
 
     Source: Hairer, Nørsett and Wanner, "Solving ordinary differential equations I", 1993, II.4, also for the first step.
     """
@@ -72,6 +75,7 @@ class StepControl:
     atol: float | Row
     times: View
     inputs: Inputs
+    course: ControlledCourse | None = None
 
     def record(
         self, y: View, grid: Grid, attempts: Attempts, states: View | None = None, watch: Watch | None = None
@@ -88,7 +92,9 @@ class StepControl:
         seen, rhs = ops.scratch("seen", (self.inputs.width,)), at_once(ops, self.rhs)
         ops.copy(state, start)
         ops.copy(t, self.times.slice(-1, 0, 1))
-        if self.times.batched:
+        if self.course is not None:
+            self.course.last(last)
+        elif self.times.batched:
             ops.max(last, self.times)
         else:
             ops.copy(last, self.times.slice(-1, y.sample_shape[0] - 1, y.sample_shape[0]))
@@ -97,10 +103,7 @@ class StepControl:
         for view in (attempts.lengths, attempts.tried):
             ops.fill(view, 0.0)
         self._keep(found, t, state)
-        ops.copy(seen.slice(-1, 0, n), state)
-        self.inputs.record(seen, t)
-        rhs.forward(ops, seen, slopes[0])
-        self._first_length(h, t, last, state, slopes[0], seen, rhs)
+        moment = self._begin(h, t, last, state, slopes[0], seen, rhs)
         ops.map(left, _left, last, t)
         skip = (lambda _: left) if states is None else None
         if states is not None:
@@ -110,15 +113,16 @@ class StepControl:
             parts = [segment.part(view, 1, grid.cut.length) for view in attempts]
             with ops.loop(grid.cut.length, skip_where_zero=skip) as at:
                 begin, tries, taken, end = (at.now(view, 1) for view in parts)
+                length = h if self.course is None else self._in_interval(h, t, last, state, moment, segment, at)
                 if grid.cut.spare:
-                    self._skip_spare(h, grid, segment, at)
+                    self._skip_spare(length, grid, segment, at)
                 if watch is not None:
                     watch.before(state)
-                tried, reached = self._next_length(h, t, last)
-                new, error = self._step(rhs, seen, state, t, tried, slopes)
+                tried, reached = self._next_length(length, t, last)
+                new, error = self._step(rhs, seen, state, moment, tried, slopes)
                 ops.copy(begin, t)
                 ops.copy(tries, tried)
-                ops.map((taken, end, h), partial(_next_lengths, self.tableau.order), error, t, h, tried, reached)
+                ops.map((taken, end, length), partial(_next_lengths, self.tableau.order), error, t, length, tried, reached)
                 ops.copy(t, end)
                 for view, after in ((state, new), (slopes[0], slopes[-1])):
                     ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
@@ -126,15 +130,55 @@ class StepControl:
                     after = segment.part(states.slice(1, 1, grid.total + 1), 1, grid.cut.length)
                     ops.copy(at.now(after, 1), state)
                 self._keep(found, t, state, taken)
+                if self.course is not None:
+                    whole = self.course.length(moment)
+                    ops.map(h, lambda h, part, whole: where(whole > 0.0, part * whole, h), h, length, whole)
+                    self.course.enter(moment, t, taken)
                 if watch is not None:
                     watch.after((segment,), at, begin, taken, state)
                     ops.map(t, lambda t, over, last: where(over > 0.0, last, t), t, watch.over, last)
                 ops.map(left, _left, last, t)
         ops.copy(y, found)
 
+    def _begin(self, h: View, t: View, last: View, state: View, slope: View, seen: View, rhs: Node) -> View:
+        """Record the first length, and the slope at the beginning. Returns what the inputs are recorded for: the time, or the
+        row of the course.
+
+        With a course, lengths are those in time, not parts of an interval.
+        """
+        ops, moment, span = self.ops, t, last
+        if self.course is not None:
+            moment, begin, t = ops.scratch("row", self.course.rows.sample_shape[1:]), state, ops.scratch("no time", (1,))
+            state = ops.scratch("state after the first doses", begin.sample_shape)
+            ops.copy(state, begin)
+            ops.fill(t, 0.0)
+            self.course.fill()
+            span = self.course.first_row(moment, state)
+        ops.copy(seen.slice(-1, 0, self.inputs.n), state)
+        self.inputs.record(seen, moment)
+        rhs.forward(ops, seen, slope)
+        self._first_length(h, t, span, state, slope, seen, rhs, moment)
+        if self.course is not None:
+            self.course.enter(moment, t)
+        return moment
+
+    def _in_interval(self, h: View, t: View, last: View, state: View, row: View, segment: Steps, at: Steps) -> View:
+        """Record the doses before an attempt, and its row. Returns its length as a part of the interval."""
+        assert self.course is not None
+        course, length = self.course, self.ops.scratch("part of the interval", (1,))
+        course.add_doses(state, row)
+        self.ops.copy(at.now(part(course.rows, (segment,)), 1), row)
+        as_part = lambda h, t, last, whole: where(t < last, where(whole > 0.0, h / where(whole > 0.0, whole, 1.0), 2.0), 0.0)  # noqa: E731
+        self.ops.map(length, as_part, h, t, last, course.length(row))
+        return length
+
     def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
         """Record a step. Returns the state after it, and the mean square of the estimated error over the tolerated one."""
         new = seen.slice(-1, 0, self.inputs.n)
+        if self.course is not None:  # a dose has changed the slope
+            self.ops.copy(new, state)
+            self.inputs.record(seen, t)
+            rhs.forward(self.ops, seen, slopes[0])
         for i, k in enumerate(slopes[1:], 1):
             c, rows = self._stage(i)
             move(self.ops, self.tableau, new, state, h, rows, slopes)
@@ -196,7 +240,9 @@ class StepControl:
         ops.sum(mean, squares)
         return mean
 
-    def _first_length(self, h: View, t: View, last: View, state: View, slope: View, seen: View, rhs: Node) -> None:
+    def _first_length(
+        self, h: View, t: View, last: View, state: View, slope: View, seen: View, rhs: Node, moment: View
+    ) -> None:  # fmt: skip
         """Record a first length for which an explicit Euler step changes the state and its slope by little."""
         ops, n = self.ops, state.sample_shape[-1]
         size = self.mean_square("size", lambda y: (y, abs(y)), state)
@@ -204,7 +250,7 @@ class StepControl:
         short, other = ops.scratch("short", (1,)), ops.scratch("other", (n,))
         ops.map(short, _short, size, change, t, last)
         ops.map(seen.slice(-1, 0, n), lambda y, h, k: y + h * k, state, short, slope)
-        self.inputs.record(seen, t, short, 1.0)
+        self.inputs.record(seen, moment, short, 1.0)
         rhs.forward(ops, seen, other)
         bend = self.mean_square("bend", lambda y, a, b: (a - b, abs(y)), state, other, slope)
         order = self.tableau.order

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from chains.expr import where
-from chains.layers.base import Declaration
+from chains.layers.base import Declaration, SampleShape
 from chains.layers.ode.adjoint import Adjoint
+from chains.layers.ode.course import ControlledCourse
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.implicit import ImplicitControl, ImplicitSolution
@@ -24,7 +25,7 @@ from chains.layers.ode.right_side import Inputs
 from chains.layers.ode.settings import Settings
 from chains.layers.ode.solution import Solution, Until
 from chains.layers.ode.step_control import Attempts, StepControl
-from chains.layers.recurrent import mask_of
+from chains.layers.recurrent import keep_each_step, mask_of
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -74,8 +75,12 @@ class Strategy:
         """Whether a solution may end before its last time."""
         raise NotImplementedError
 
+    def declare_rhs(self, d: Declaration, n: int) -> SampleShape:
+        """Declare the right-hand side, for states of length n. Returns the shape of its output."""
+        return d.child("", self.ode.rhs, (n + self.ode.given + self.ode.known,))
+
     def declare(self, d: Declaration, n: int) -> None:
-        """Declare the arrays kept of steps, and the output, for states of length n."""
+        """Declare the arrays kept of steps, and the output."""
         raise NotImplementedError
 
     def forward(self, ops: Recorder, x: View, y: View, s: Any) -> None:
@@ -90,8 +95,6 @@ class Strategy:
 class Steps(Strategy):
     """A strategy whose output are the states at the times, (times, n)."""
 
-    per_step: tuple[str, ...]  # the numbers kept of each step, if they differ between samples
-
     @property
     def grid(self) -> Grid:
         ode = self.ode
@@ -105,10 +108,15 @@ class Steps(Strategy):
         d.output_times = grid.intervals + 1
         d.output((grid.intervals + 1, n))
 
+    def width(self, n: int) -> int:
+        """The length of the right-hand side's input."""
+        return n + self.ode.given + self.ode.known
+
     def declare_steps(self, d: Declaration, n: int) -> None:
         """Declare the arrays kept of the steps."""
         grid, ode = self.grid, self.ode
-        d.saved("x", (grid.cut.length, ode.tableau.stages, n + ode.given + ode.known))  # the input of the right-hand side
+        keep_each_step(d.children[0], grid.cut.length, ode.tableau.stages)
+        d.saved("x", (grid.cut.length, ode.tableau.stages, self.width(n)))  # the input of the right-hand side
         d.saved("k", (grid.cut.length, ode.tableau.stages, n))  # its output
         if ode.implicit:
             d.saved("inverse", (grid.cut.length, n, n))  # of the matrix of Newton's method
@@ -123,12 +131,12 @@ class Steps(Strategy):
             self.solve(setup, solved)
         ops.copy(y, solved)
         if setup.mask is not None:
-            ops.map(y, _within, setup.mask, y)
+            ops.map(y, within_lengths, setup.mask, y)
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, s: Any) -> None:
         with self.setup(ops, x, s) as setup:
             if setup.mask is not None:
-                ops.map(dy, _within, setup.mask, dy)
+                ops.map(dy, within_lengths, setup.mask, dy)
             failed = self.failed(ops, y)
             setup.solution.pullback(s.solved if self.ode.adjoint else y, dy, dx, failed)
 
@@ -139,32 +147,28 @@ class Steps(Strategy):
         try:
             mask = mask_of(ops, lengths, self.grid.intervals + 1) if masked else None
             times = self._own_times(ops, x, mask) if self.ode.own_times else None
-            yield Setup(ops, x, s, mask, times, self._solution(ops, x, s, mask, times))
+            yield Setup(ops, x, s, mask, times, self.solution(ops, x, s, mask, times))
         finally:
             ops.output_lengths = lengths
 
     def _own_times(self, ops: Recorder, x: View, mask: View | None) -> View:
         """The times of each sample. After a sample's length its last time is repeated."""
         times = x.slice(-1, x.sample_shape[0] - self.ode.own_times, x.sample_shape[0])
-        return times if mask is None else _repeat_last(ops, times, mask)
+        return times if mask is None else repeat_last(ops, times, mask)
 
-    def _inputs(self, ops: Recorder, x: View, first: View | float) -> Inputs:
+    def inputs(self, ops: Recorder, x: View, first: View | float) -> Inputs:
+        """The features after the state in the right-hand side's input."""
         ode = self.ode
         n = x.sample_shape[0] - ode.given - ode.own_times
         return Inputs(ops, x, n, ode.given, ode.time, ode.forcing, first)
 
     def failed(self, ops: Recorder, y: View) -> View | None:
         """0 for a solution with all its states, NaN for any other: this makes its gradients NaN too. None if none may fail."""
-        if not self.may_fail:
-            return None
-        states, failed = ops.scratch("failed states", y.sample_shape), ops.scratch("failed", (1,))
-        ops.map(states, lambda y: where(y == y, 0.0, nan), y)
-        ops.sum(failed, states.reshape(y.sample_size))
-        return failed
+        return failed_of(ops, y) if self.may_fail else None
 
     # What is different
 
-    def _solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
+    def solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
         """The steps to record."""
         raise NotImplementedError
 
@@ -200,11 +204,11 @@ class EqualSteps(Steps):
     def may_fail(self) -> bool:
         return self.ode.implicit
 
-    def _solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
+    def solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
         ode, grid = self.ode, self.grid
         kind = ImplicitSolution if ode.implicit else Adjoint if ode.adjoint else Solution
         lengths = s.lengths if grid.varies else None if mask is None else grid.until(ops, mask)
-        return kind(ops, ode.tableau, grid, s.children[0], self._inputs(ops, x, 0.0), s, lengths=lengths)
+        return kind(ops, ode.tableau, grid, s.children[0], self.inputs(ops, x, 0.0), s, lengths=lengths)
 
     def solve(self, setup: Setup, y: View, *, states: View | None = None, watch: Watch | None = None) -> None:
         solution, start = setup.solution, setup.start
@@ -245,17 +249,17 @@ class ControlledSteps(Steps):
     def may_fail(self) -> bool:
         return True
 
-    def _solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
+    def solution(self, ops: Recorder, x: View, s: Any, mask: View | None, times: View | None) -> Solution:
         ode = self.ode
         if times is not None:
             first, clock = times.slice(-1, 0, 1), ops.scratch("clock", (ode.own_times,))
             ops.map(clock, lambda t, first: t - first, times, first)
-            inputs = self._inputs(ops, x, first)
+            inputs = self.inputs(ops, x, first)
         else:
             own = np.array(ode.times)
             shared = ops.constant("clock", own - own[0])
-            clock = shared if mask is None else _repeat_last(ops, shared, mask)
-            inputs = self._inputs(ops, x, float(own[0]))
+            clock = shared if mask is None else repeat_last(ops, shared, mask)
+            inputs = self.inputs(ops, x, float(own[0]))
         kind = ImplicitSolution if ode.implicit else Adjoint if ode.adjoint else Solution
         return kind(ops, ode.tableau, self.grid, s.children[0], inputs, s, clock, s.lengths)
 
@@ -264,7 +268,8 @@ class ControlledSteps(Steps):
         assert ode.rtol is not None
         assert ode.atol is not None
         kind = ImplicitControl if ode.implicit else StepControl
-        control = kind(setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, self.clock(setup), solution.inputs)
+        course = solution.course if isinstance(solution.course, ControlledCourse) else None
+        control = kind(setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, self.clock(setup), solution.inputs, course)
         control.record(y, solution.grid, Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints), states, watch)
 
     def clock(self, setup: Setup) -> View:
@@ -276,7 +281,15 @@ class ControlledSteps(Steps):
         setup.ops.map(ends, lambda hit, t, end: where(hit > 0.0, t, end), hits, end.expand(1), ends)
 
 
-def _repeat_last(ops: Recorder, times: View, mask: View) -> View:
+def failed_of(ops: Recorder, y: View) -> View:
+    """0 for a solution with all its states, NaN for any other."""
+    states, failed = ops.scratch("failed states", y.sample_shape), ops.scratch("failed", (1,))
+    ops.map(states, lambda y: where(y == y, 0.0, nan), y)
+    ops.sum(failed, states.reshape(y.sample_size))
+    return failed
+
+
+def repeat_last(ops: Recorder, times: View, mask: View) -> View:
     """Record the times of each sample, (batch, times), with its last one repeated after its length."""
     kept, last, has = ops.scratch("own times", mask.sample_shape[:1]), ops.scratch("last own time", (1,)), mask.index(2, 0)
     ops.map(kept, lambda has, t, first: where(has > 0.0, t, first), has, times, times.slice(-1, 0, 1))
@@ -296,6 +309,6 @@ def _nan_if_falling(ops: Recorder, start: View, times: View) -> View:
     return sound
 
 
-def _within(mask: Any, y: Any) -> Any:
+def within_lengths(mask: Any, y: Any) -> Any:
     """Zero after a sample's length, where states may be NaN."""
     return where(mask > 0.0, y, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chains.layers.base import Declaration, Layer
+from chains.layers.ode.between import BetweenDoses
 from chains.layers.ode.layer import ODE
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -20,7 +21,8 @@ def trace_of(ode: ODE) -> Layer:
 class _Trace(ODE):
     """An `ODE` whose output has a row for each step: time before it, its length, the length that was tried, state before it.
 
-    One more row has the time and the state after the last step. With step control, times are counted from the first one.
+    One more row has the time and the state after the last step. With step control, times are counted from the first one. States
+    are those before doses.
     """
 
     @property
@@ -32,6 +34,9 @@ class _Trace(ODE):
         d.output((self._steps.grid.total + 1, 3 + d.output_shape[-1] - (self.event is not None)))
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
+        if self.doses is not None:
+            BetweenDoses(self, self.doses).trace(ops, x, y, s)
+            return
         n, steps, grid = y.sample_shape[-1] - 3, self._steps, self._steps.grid
         clock = y.slice(1, 0, grid.total)
         with steps.setup(ops, x, s) as setup:
