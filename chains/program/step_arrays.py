@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chains.program.alias import overlap, reach
 from chains.program.loop import Loop, fills_first
@@ -40,16 +40,11 @@ class _Segments(NamedTuple):
 
     def add_up_to(self, total: Reduce, operations: Sequence[Operation]) -> bool:
         """Whether products in one loop fill all entries, or all but one, filled before, of which `total` is the sum."""
-        target, each = self
-        whole = each.is_whole and each.shape[1:] == target.shape
-        if total.kind != "sum" or total.batched or each.buffer.role != "scratch" or not whole or not target.contiguous:
-            return False
         users = [position for position, operation in enumerate(operations) if self.is_used_by(operation)]
-        if len(users) < 2 or operations[users[-1]] is not total:
+        if not self._is_sum(total) or len(users) < 2 or operations[users[-1]] is not total:
             return False
         *first, loop = [operations[position] for position in users[:-1]]
-        between = operations[users[0] : users[-1]]
-        if not isinstance(loop, Loop) or any(overlap(target, view) for other in between for view in other.views):
+        if not isinstance(loop, Loop) or self._is_touched(operations[users[0] : users[-1]]):
             return False
         if loop.from_zero if first else not loop.closed or loop.added:
             return False
@@ -60,13 +55,31 @@ class _Segments(NamedTuple):
         if None in (*begun, *added) or (first and any(part not in begun for part in added)):
             return False
         parts = [part for part in dict.fromkeys(begun or added) if part is not None]
-        apart = not any(overlap(a, b) for number, a in enumerate(parts) for b in parts[:number])
+        return self._fill_entries(first, later) and self._fill_target(parts)
+
+    def _is_sum(self, total: Reduce) -> bool:
+        """Whether the operation sums whole entries of a scratch array to the target."""
+        target, each = self
+        whole = each.is_whole and each.shape[1:] == target.shape
+        return total.kind == "sum" and not total.batched and each.buffer.role == "scratch" and whole and target.contiguous
+
+    def _is_touched(self, between: Sequence[Operation]) -> bool:
+        """Whether the operations read or write the target."""
+        return any(overlap(self.target, view) for other in between for view in other.views)
+
+    def _fill_entries(self, first: Sequence[Operation], later: Sequence[tuple[Operation, Any]]) -> bool:
+        """Whether the operations of the loop, and at most one before it, fill each entry once."""
+        target, each = self
         filled = {operation.outs[0].offset // target.sample_size for operation in first}
         in_loop = [self._entries(operation.outs[0], loops) for operation, loops in later]
         once = all(len(set(found)) == len(found) for found in in_loop)
         others = {entry for found in in_loop for entry in found}
-        entries = once and len(filled) == bool(first) and not filled & others and len(filled | others) == each.shape[0]
-        return entries and apart and sum(part.sample_size for part in parts) == target.sample_size
+        return once and len(filled) == bool(first) and not filled & others and len(filled | others) == each.shape[0]
+
+    def _fill_target(self, parts: Sequence[View]) -> bool:
+        """Whether the parts fill the target, and none of it twice."""
+        apart = not any(overlap(a, b) for number, a in enumerate(parts) for b in parts[:number])
+        return apart and sum(part.sample_size for part in parts) == self.target.sample_size
 
     def _inside(self, *loops: Loop) -> Iterator[tuple[Operation, tuple[Loop, ...]]]:
         """The operations in the innermost of these loops, and in those inside it, that use the array; each with its loops."""

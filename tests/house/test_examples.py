@@ -451,3 +451,27 @@ def test_cart_pole():
     assert 0 < found["functions"] < found["control step"]
     example.save_picture("cart_pole.png", (8, 6), lambda figure: example.draw(figure, states, forces))
     check_picture("cart_pole.png")
+
+
+def test_newborns(tmp_path, capsys, monkeypatch):
+    """Simulated newborns whose clearance is proportional to weight, which the formula finds."""
+    monkeypatch.setenv("CHAINS_DATA", str(tmp_path))
+    module = load("newborns")
+    with pytest.raises(SystemExit, match=r"phenobarbital.csv: set CHAINS_DATA"):
+        module.main([])
+    rng, rows = np.random.default_rng(3), ["id,time,amount,weight,apgar,concentration"]
+    for newborn in range(24):
+        weight, volume, rate = rng.uniform(0.7, 2.5), np.exp(0.2 * rng.normal()), 0.005 * np.exp(0.2 * rng.normal())
+        rows.append(f"{newborn},0,{20.0 * weight},{weight},8,")
+        for time in rng.uniform(2.0, 120.0, 4).cumsum() / 2.0:
+            value = 20.0 / volume * np.exp(-rate / volume * time) * (1.0 + 0.05 * rng.normal())
+            rows.append(f"{newborn},{time},,{weight},8,{value}")
+    (tmp_path / "population").mkdir()
+    (tmp_path / "population" / "phenobarbital.csv").write_text("\n".join(rows))
+    monkeypatch.setattr(module, "RATES", dict([*module.RATES.items()][::2][:2]))
+    module.main(["--folds", "2"])
+    text = capsys.readouterr().out
+    for name in module.RATES:
+        assert re.search(rf"{name}: \d+ numbers, value \S+, held out \S+\n", text)
+    rates = re.findall(r"([\d.]+) at [\d.]+ kg", text)
+    np.testing.assert_allclose(np.array(rates[:4], float), 5.0, atol=0.7)

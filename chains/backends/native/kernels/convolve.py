@@ -290,6 +290,17 @@ def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:
     frame.outlined("convolve_weight", [frame.base(view) for view in (out, x, dy)], _WeightSums(frame, operation).write)
 
 
+def _repeated(f: Function, one: Callable[[Value, Sequence[Value]], list[Value]], count: int) -> Callable[..., list[Value]]:
+    """The step that does `one` for so many positions."""
+
+    def step(j: Value, sums: Sequence[Value]) -> list[Value]:
+        for n in range(count):
+            sums = one(f.add(j, n), sums)
+        return list(sums)
+
+    return step
+
+
 class _WeightSums:
     """``out[o, c, tap] = sum over i, j and the samples: dy[o, i, j] * x[c, source(i), source(j)]``."""
 
@@ -384,14 +395,7 @@ class _WeightSums:
                     continue
                 most = max(1, MAX_UNROLLED_SUMS // len(sums))
                 several = next(n for n in range(min(most, stop - start), 0, -1) if (stop - start) % n == 0)
-
-                def positions(
-                    j: Value, sums: Sequence[Value], reached: Sequence[int] = reached, several: int = several
-                ) -> list[Value]:
-                    for n in range(several):
-                        sums = position(reached, f.add(j, n), sums)
-                    return list(sums)
-
+                positions = _repeated(f, partial(position, reached), several)
                 sums = f.loop(integer(start), integer(stop), several, positions, sums)[1]
             return list(sums)
 

@@ -129,6 +129,17 @@ class _Part(NamedTuple):
     split: bool = False
 
 
+def _earlier(frame: Frame, out: View, block: ResultBlock, part: _Part) -> Sequence[Value]:
+    """The sums of the parts before this one: zeros, or what they have stored."""
+    f, lanes, masks, scalar = frame.f, block.lanes, block.masks, real_type(out.dtype)
+    type = Type(scalar.name, lanes)
+    rows = [frame.row(out, f.add(block.row, r), out.strides[0]) for r in range(block.height)]
+    columns = [f.mul(f.add(block.column, c * lanes), out.strides[1]) for c in range(len(masks))]
+    places = [(f.address(r, c, scalar), mask) for r in rows for c, mask in zip(columns, masks, strict=True)]
+    zeros, first = block.zeros(scalar), f.compare("eq", part.begin, integer(0))
+    return f.choice(first, lambda: zeros, lambda: [f.load(type, *place) for place in places])
+
+
 def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part) -> None:
     """Compute a block of results whose rows are samples."""
     if not part.split and shares_blocks(frame, product, block.lanes):
@@ -155,11 +166,7 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
     accumulators = min(inner, accumulators_for(width))
     start = [number(type, 0.0)] * (width * accumulators)
     if part.split:
-        rows = [frame.row(out, f.add(row, r), out.strides[0]) for r in range(block.height)]
-        columns = [f.mul(f.add(column, c * lanes), out.strides[1]) for c in range(len(masks))]
-        places = [(f.address(r, c, scalar), mask) for r in rows for c, mask in zip(columns, masks, strict=True)]
-        zeros, first = start[:width], f.compare("eq", part.begin, integer(0))
-        start[:width] = f.choice(first, lambda: zeros, lambda: [f.load(type, *place) for place in places])
+        start[:width] = _earlier(frame, out, block, part)
     per_step = max(1, min(inner, MAX_UNROLLED_MULTIPLY_ADDS // (2 * width)))
     per_step = max(accumulators, per_step // accumulators * accumulators)
 
@@ -393,33 +400,41 @@ def _sum_block(frame: Frame, product: FusedProduct, block: ResultBlock, begin: V
     start = block.zeros(scalar)
     sums = accumulate(f, count, accumulators_for(len(start)), step, start)
 
-    def add_interleaved() -> None:
-        for c, mask in enumerate(masks):
-            first = f.address(frame.base(out), f.mul(f.add(column, c * lanes), height), scalar)
-            left = height * lanes_of(mask, lanes)
-            for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
-                pointer = f.address(first, integer(k * lanes), scalar)
-                _add(frame, total, pointer, f.lane_mask(lanes, left - k * lanes))
-
-    def add_up() -> None:
-        if out.shape[0] == height and out.strides == (1, height) and height & (height - 1) == 0:  # all rows of a transpose
-            add_interleaved()
-            return
-        for (r, c, mask), total in zip(block.places(), sums, strict=True):
-            offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
-            pointer = f.address(frame.base(out), offset, scalar)
-            if out.strides[1] == 1:
-                _add(frame, total, pointer, mask)
-                continue
-            for lane in range(lanes_of(mask, lanes)):
-                x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
-                _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
-
     if product.maps:
         assert frame.whole is not None
-        f.when(frame.whole, lambda: store_block(frame, product, block, sums), add_up)
+        f.when(frame.whole, lambda: store_block(frame, product, block, sums), lambda: _add_up(frame, out, block, sums))
     else:
-        add_up()
+        _add_up(frame, out, block, sums)
+
+
+def _add_up(frame: Frame, out: View, block: ResultBlock, sums: Sequence[Value]) -> None:
+    """Add a block of sums to the result."""
+    f, row, height, column, lanes = frame.f, block.row, block.height, block.column, block.lanes
+    scalar = real_type(out.dtype)
+    if out.shape[0] == height and out.strides == (1, height) and height & (height - 1) == 0:  # all rows of a transpose
+        _add_interleaved(frame, out, block, sums)
+        return
+    for (r, c, mask), total in zip(block.places(), sums, strict=True):
+        offset = f.add(f.mul(f.add(row, r), out.strides[0]), f.mul(f.add(column, c * lanes), out.strides[1]))
+        pointer = f.address(frame.base(out), offset, scalar)
+        if out.strides[1] == 1:
+            _add(frame, total, pointer, mask)
+            continue
+        for lane in range(lanes_of(mask, lanes)):
+            x = f.assign(scalar, f"extractelement {total}, i64 {lane}") if lanes > 1 else total
+            _add(frame, x, f.address(pointer, integer(lane * out.strides[1]), scalar), None)
+
+
+def _add_interleaved(frame: Frame, out: View, block: ResultBlock, sums: Sequence[Value]) -> None:
+    """The same for all rows of a transpose: the rows' sums of a column follow one another in memory."""
+    f, height, lanes, masks = frame.f, block.height, block.lanes, block.masks
+    scalar = real_type(out.dtype)
+    for c, mask in enumerate(masks):
+        first = f.address(frame.base(out), f.mul(f.add(block.column, c * lanes), height), scalar)
+        left = height * lanes_of(mask, lanes)
+        for k, total in enumerate(interleaved(f, sums[c :: len(masks)])[: -(-left // lanes)]):
+            pointer = f.address(first, integer(k * lanes), scalar)
+            _add(frame, total, pointer, f.lane_mask(lanes, left - k * lanes))
 
 
 def _prefetch_updated(frame: Frame, product: FusedProduct, block: ResultBlock) -> None:

@@ -202,6 +202,17 @@ class ResultBlock:
         return [number(Type(scalar.name, self.lanes), 0.0)] * self.size
 
 
+def _of_row(frame: Frame, view: View, block: ResultBlock, c: int, columns: int | None) -> Value:
+    """Vector c of an operand that is equal in every row; of rows of so many `columns`, which follow one another, if given."""
+    f, lanes, scalar = frame.f, block.lanes, real_type(view.dtype)
+    type = Type(scalar.name, lanes)
+    if view.sample_size == 1:
+        return f.splat(f.load(scalar, frame.base(view)), lanes)
+    if columns is None:
+        return f.load(type, f.address(frame.base(view), f.add(block.column, c * lanes), scalar), block.masks[c])
+    return repeated(f, f.load(type, frame.base(view), f.lane_mask(lanes, columns)), columns, lanes)
+
+
 def store_block(
     frame: Frame, product: FusedProduct, block: ResultBlock, results: Sequence[Value], rows: int | None = None
 ) -> None:
@@ -229,13 +240,7 @@ def store_block(
         assert view.sample_size in (1, columns), f"{view.text} with {out.text}"
         key = (id(view), c)
         if key not in shared:
-            if view.sample_size == 1:
-                shared[key] = f.splat(f.load(scalar, frame.base(view)), lanes)
-            elif rows is None:
-                pointer = f.address(frame.base(view), f.add(column, c * lanes), scalar)
-                shared[key] = f.load(type, pointer, masks[c])
-            else:
-                shared[key] = repeated(f, f.load(type, frame.base(view), f.lane_mask(lanes, columns)), columns, lanes)
+            shared[key] = _of_row(frame, view, block, c, columns if rows is not None else None)
         return shared[key]
 
     stores: list[tuple[Value, Value, Value | None]] = []

@@ -320,36 +320,55 @@ def _enter(module: Module) -> Function:
         f.line(f"call void {CALL.load(f, words, 'incref').text}({none})")
         return none
 
-    answer = f.either(f.compare("eq", good, integer(1)), lambda: _answer(f, words, objects, results), decline)
+    answer = f.either(f.compare("eq", good, integer(1)), lambda: _Answer(f, words, objects, results).write(), decline)
     f.line(f"ret {answer}")
     return f
 
 
-def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
-    """Make the outputs, run the program on the arrays, and return its results; null if memory runs out."""
-    none, null = CALL.load(f, words, "none"), Value("null", PTR)
-    inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")
-    made = f.binary("sub", arrays, inputs)
+class _Answer:
+    """Makes the outputs, runs the program on the arrays, and returns its results; null if memory runs out."""
 
-    def make(k: Value, carried: list[Value]) -> list[Value]:
-        array, given = _array(f, words, f.binary("add", inputs, k)), _object(f, objects, f.binary("add", inputs, k))
+    def __init__(self, f: Function, words: Value, objects: Value, results: Value) -> None:
+        self.f, self.words, self.objects, self.results = f, words, objects, results
+        self.none, self.null = self._word("none"), Value("null", PTR)
+        self.inputs, arrays = self._word("inputs"), self._word("arrays")
+        self.made = f.binary("sub", arrays, self.inputs)
+
+    def write(self) -> Value:
+        f = self.f
+        complete = f.loop(integer(0), self.made, 1, self._make, [integer(1)])[1][0]
+        return f.either(f.compare("eq", complete, integer(1)), self._run, self._forget)
+
+    def _word(self, name: str) -> Value:
+        return CALL.load(self.f, self.words, name)
+
+    def _output(self, k: Value) -> Value:
+        """The number of an output among the arrays."""
+        return self.f.binary("add", self.inputs, k)
+
+    def _make(self, k: Value, carried: list[Value]) -> list[Value]:
+        """Make output k, unless it is given."""
+        f = self.f
+        array, given = _array(f, self.words, self._output(k)), _object(f, self.objects, self._output(k))
 
         def fresh() -> Value:
             rank = f.cast("trunc", ARRAY.load(f, array, "dimensions"), I32)
             kind = f.cast("trunc", ARRAY.load(f, array, "type_number"), I32)
-            operands = f"{CALL.load(f, words, 'ndarray')}, {rank}, {ARRAY.load(f, array, 'lengths')}, {kind}"
-            new = CALL.load(f, words, "new_array").text
+            operands = f"{self._word('ndarray')}, {rank}, {ARRAY.load(f, array, 'lengths')}, {kind}"
+            new = self._word("new_array").text
             return f.assign(PTR, f"call ptr {new}({operands}, ptr null, ptr null, i32 0, i32 0, ptr null)")
 
         def passed() -> Value:
-            f.line(f"call void {CALL.load(f, words, 'incref').text}({given})")
+            f.line(f"call void {self._word('incref').text}({given})")
             return given
 
-        result = f.either(f.compare("eq", given, none), fresh, passed)
-        f.store(result, f.address(results, k, I64))
-        return [f.select(f.compare("eq", result, null), integer(0), carried[0])]
+        result = f.either(f.compare("eq", given, self.none), fresh, passed)
+        f.store(result, f.address(self.results, k, I64))
+        return [f.select(f.compare("eq", result, self.null), integer(0), carried[0])]
 
-    def place(array: Value, data: Value) -> None:
+    def _place(self, array: Value, data: Value) -> None:
+        """Write the address of an array to all places where the program looks for it."""
+        f = self.f
         slots = ARRAY.load(f, array, "slots")
 
         def store(k: Value, _: list[Value]) -> None:
@@ -357,63 +376,70 @@ def _answer(f: Function, words: Value, objects: Value, results: Value) -> Value:
 
         f.loop(integer(0), ARRAY.load(f, array, "slot_count"), 1, store)
 
-    def place_input(k: Value, _: list[Value]) -> None:
-        array, thing = _array(f, words, k), _object(f, objects, k)
+    def _place_input(self, k: Value, _: list[Value]) -> None:
+        f = self.f
+        array, thing = _array(f, self.words, k), _object(f, self.objects, k)
         data = ARRAY_OBJECT.load(f, thing, "data")
 
         def converted() -> Value:
             own = ARRAY.load(f, array, "own")
-            operands = f"{data}, {own}, {CALL.load(f, words, 'zero')}, i64 1, {ARRAY.load(f, array, 'elements')}"
+            operands = f"{data}, {own}, {self._word('zero')}, i64 1, {ARRAY.load(f, array, 'elements')}"
             f.line(f"call void {ARRAY.load(f, array, 'convert').text}({operands})")
             return own
 
         other = f.compare("eq", ARRAY_OBJECT.load(f, thing, "descr"), ARRAY.load(f, array, "other_descr"))
-        place(array, f.either(other, converted, lambda: data))
+        self._place(array, f.either(other, converted, lambda: data))
 
-    def place_output(k: Value, _: list[Value]) -> None:
-        place(_array(f, words, f.binary("add", inputs, k)), ARRAY_OBJECT.load(f, _object(f, results, k), "data"))
+    def _place_output(self, k: Value, _: list[Value]) -> None:
+        array = _array(self.f, self.words, self._output(k))
+        self._place(array, ARRAY_OBJECT.load(self.f, _object(self.f, self.results, k), "data"))
 
-    def run() -> Value:
-        f.loop(integer(0), inputs, 1, place_input)
-        f.loop(integer(0), made, 1, place_output)
-        f.line(f"call void {CALL.load(f, words, 'run').text}({CALL.load(f, words, 'words')})")
-        address = CALL.load(f, words, "value")
-        valued = f.compare("ne", address, null)
-        alone = f.binary("and", f.compare("eq", made, integer(1)), f.compare("eq", address, null))
-        return f.either(alone, lambda: _object(f, results, integer(0)), lambda: several(address, valued))
+    def _run(self) -> Value:
+        f = self.f
+        f.loop(integer(0), self.inputs, 1, self._place_input)
+        f.loop(integer(0), self.made, 1, self._place_output)
+        f.line(f"call void {self._word('run').text}({self._word('words')})")
+        address = self._word("value")
+        valued = f.compare("ne", address, self.null)
+        alone = f.binary("and", f.compare("eq", self.made, integer(1)), f.compare("eq", address, self.null))
+        return f.either(alone, lambda: _object(f, self.results, integer(0)), lambda: self._several(address, valued))
 
-    def several(address: Value, valued: Value) -> Value:
+    def _several(self, address: Value, valued: Value) -> Value:
+        """A tuple of the value, if there is one, and the outputs."""
+        f = self.f
         first = f.cast("zext", valued, I64)
-        value = f.either(valued, lambda: read(address), lambda: number(Type("double"), 0.0))
-        answer = f.assign(PTR, f"call ptr {CALL.load(f, words, 'new_tuple').text}(i64 {f.binary('add', made, first).text})")
+        value = f.either(valued, lambda: self._read(address), lambda: number(Type("double"), 0.0))
+        answer = f.assign(PTR, f"call ptr {self._word('new_tuple').text}(i64 {f.binary('add', self.made, first).text})")
 
         def fill() -> Value:
             def put(k: Value, thing: Value) -> None:
-                f.assign(I32, f"call i32 {CALL.load(f, words, 'set_item').text}({answer}, {k}, {thing})")
+                f.assign(I32, f"call i32 {self._word('set_item').text}({answer}, {k}, {thing})")
 
             def put_value() -> None:
-                put(integer(0), f.assign(PTR, f"call ptr {CALL.load(f, words, 'new_float').text}({value})"))
+                put(integer(0), f.assign(PTR, f"call ptr {self._word('new_float').text}({value})"))
 
             f.when(valued, put_value)
-            f.loop(integer(0), made, 1, lambda k, _: put(f.binary("add", k, first), _object(f, results, k)))
+            f.loop(integer(0), self.made, 1, lambda k, _: put(f.binary("add", k, first), _object(f, self.results, k)))
             return answer
 
-        return f.either(f.compare("ne", answer, null), fill, forget)
+        return f.either(f.compare("ne", answer, self.null), fill, self._forget)
 
-    def read(address: Value) -> Value:
-        single = f.compare("eq", CALL.load(f, words, "is_single"), integer(1))
+    def _read(self, address: Value) -> Value:
+        """The program's value as a double."""
+        f = self.f
+        single = f.compare("eq", self._word("is_single"), integer(1))
         return f.either(
             single,
             lambda: f.cast("fpext", f.load(Type("float"), address), Type("double")),
             lambda: f.load(Type("double"), address),
         )
 
-    def forget() -> Value:
+    def _forget(self) -> Value:
+        """Drop the outputs."""
+        f = self.f
+
         def drop(k: Value, _: list[Value]) -> None:
-            f.line(f"call void {CALL.load(f, words, 'decref').text}({_object(f, results, k)})")
+            f.line(f"call void {self._word('decref').text}({_object(f, self.results, k)})")
 
-        f.loop(integer(0), made, 1, drop)
-        return null
-
-    complete = f.loop(integer(0), made, 1, make, [integer(1)])[1][0]
-    return f.either(f.compare("eq", complete, integer(1)), run, forget)
+        f.loop(integer(0), self.made, 1, drop)
+        return self.null
