@@ -4,11 +4,12 @@
     python -m benchmarks.gpu.array_api cupy --out results.jsonl
     python -m benchmarks.gpu.array_api torch:cpu --float32 --only "Conv*"
     python -m benchmarks.gpu.array_api torch:cuda --conformance
+    python -m benchmarks.gpu.array_api torch:cpu --times
 
 The first argument is a library, and a device of it after a colon. Each case is a value with its gradient, and both gradients
 of a cotangent. A line is printed for each case that fails, and a count at the end. With ``--out``, each result is written as a
 line of JSON when it is known. After ``--seconds``, the cases that are left are counted as not run. The exit status is 0 if all
-cases passed.
+cases passed. ``--times`` prints the times of value and gradient of some networks, beside the other backends.
 """
 
 from __future__ import annotations
@@ -20,18 +21,32 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import chains
+from chains import GRU, Conv, Dense, Flatten, MaxPool, tanh
 from chains.backends import ArrayBackend, register
-from chains.testing import check_backend
+from chains.testing import check_backend, usable_backends
 from tests.harness import CASES, Case
 
 NAME = "array-api"  # under which the backend is registered
 TOLERANCE = {"float64": 1e-12, "float32": 1e-4}  # relative to the largest entry, at least 1
 SAMPLES = 5
+ROUNDS = 12  # of `--times`
+# The layers, the shape of a sample, the batch size.
+NETWORKS: dict[str, tuple[Sequence[Any], tuple[int, ...], int]] = {
+    "dense 4-32-16-4, batch 100": ((Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)), (4,), 100),
+    "dense 784-100-10, batch 100": ((Dense(784, 100, tanh), Dense(100, 10)), (784,), 100),
+    "LeNet-5, batch 32": (
+        (Conv(1, 6, 5, tanh, padding=2), MaxPool(2), Conv(6, 16, 5, tanh), MaxPool(2), Flatten(), Dense(400, 120, tanh),
+         Dense(120, 84, tanh), Dense(84, 10)), (1, 28, 28), 32,
+    ),
+    "GRU with 32 units, 20 steps, batch 32": ((GRU(8, 32), Dense(32, 1)), (20, 8), 32),
+}  # fmt: skip
 
 
 def error(case: Case, dtype: str) -> float:
@@ -77,6 +92,35 @@ def conformance(backend: ArrayBackend, out: Path | None) -> int:
     return status
 
 
+def times(backend: ArrayBackend) -> None:
+    """Print microseconds of `value_and_grad` in float32, on one thread: minima of calls in turns."""
+    rows = [backend, *(name for name in ("numpy", "native") if name in usable_backends())]
+    print(f"{'network':40}", *(f"{each if isinstance(each, str) else each.name:>14}" for each in rows))
+    for name, (layers, shape, batch) in NETWORKS.items():
+        calls = [_call(layers, shape, batch, each) for each in rows]
+        found = [[_microseconds(call) for call in calls] for _ in range(ROUNDS)]
+        print(f"{name:40}", *(f"{min(column):14,.0f}" for column in zip(*found, strict=True)), flush=True)
+
+
+def _call(layers: Sequence[Any], shape: tuple[int, ...], batch: int, backend: Any) -> Callable[[], object]:
+    rng, net = np.random.default_rng(0), chains.Chain(*layers, input_shape=shape, backend=backend)
+    x, p = rng.normal(size=(batch, *shape)).astype(np.float32), net.init(seed=0)
+    t, g = rng.normal(size=(batch, *net.output_shape)).astype(np.float32), np.empty_like(p)
+    call = partial(net.value_and_grad, p, x, t, chains.SquaredLoss(), out=g)
+    call()  # compiles
+    return call
+
+
+def _microseconds(call: Callable[[], object]) -> float:
+    """The time of the fastest of some calls."""
+    begun, times = time.perf_counter(), list[float]()
+    while len(times) < 3 or time.perf_counter() - begun < 0.05:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e6
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.array_api", description="Checks an array library.")
     parser.add_argument("library", help="such as torch:cuda, torch:cpu, cupy or array_api_strict")
@@ -85,11 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--float32", action="store_true", help="in float32 instead of float64")
     parser.add_argument("--conformance", action="store_true", help="chains.testing.check_backend instead of the cases")
     parser.add_argument("--seconds", type=float, default=55.0, help="no case starts later (%(default)s)")
+    parser.add_argument("--times", action="store_true", help="times beside the other backends instead of the cases")
     options = parser.parse_args(arguments)
     name, _, device = options.library.partition(":")
     start = time.perf_counter()
     backend = ArrayBackend(name, device or None)
     register(NAME, backend)
+    if options.times:
+        chains.set_num_threads(1)
+        times(backend)
+        return 0
     if options.conformance:
         return conformance(backend, options.out)
     cases = [case for case in CASES if fnmatchcase(case.name, options.only)]

@@ -1,8 +1,8 @@
 """The operators of ONNX with windows, by their definition: onnx's reference evaluator gets some settings of them wrong.
 
-As of onnx 1.23, these are transposed convolutions in groups, pools of signals whose two ends have different padding, the padding
-"SAME_LOWER", and the largest entries of signals. `ceil_mode` is left out: where it adds positions, the shape of the result shows
-it. Source: https://onnx.ai/onnx/operators.
+As of onnx 1.23, these are transposed convolutions in groups, pools of signals whose two ends have different padding, the
+padding "SAME_LOWER", and the largest entries of signals. `ceil_mode` is left out: where it adds positions, the shape of the
+result shows it. Source: https://onnx.ai/onnx/operators.
 """
 
 from __future__ import annotations

@@ -224,11 +224,6 @@ class PositionalEncoding(Layer):
         encoding = p.encoding if learned else ops.constant("encoding", sinusoids(*x.sample_shape))
         ops.map(y, lambda x, encoding: x + encoding, x, encoding)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        if self.kind == "learned":
-            ops.sum(g.encoding, dy)
-        ops.copy(dx, dy)
-
 
 def sinusoids(time: int, features: int) -> np.ndarray:
     """The sinusoidal encoding of this many steps, shape (time, features)."""

@@ -285,14 +285,6 @@ class _Neighbours(Layer):
             ops.fill(part.slice(1, 0, back), 0.0)
             ops.copy(part.slice(1, back, time), x.slice(1, 0, time - back))
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        time = x.sample_shape[0]
-        *earlier, (now, _) = self._parts(dy, x.sample_shape)
-        ops.copy(dx, now)
-        for part, back in earlier:
-            target = dx.slice(1, 0, time - back)
-            ops.map(target, lambda dx, dy: dx + dy, target, part.slice(1, back, time))
-
     def _parts(self, steps: View, input: SampleShape) -> Iterator[tuple[View, int]]:
         """The features of each step that is seen, and how many steps back it is, at most all."""
         time, features = input

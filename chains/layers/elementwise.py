@@ -73,15 +73,9 @@ class Scale(Layer):
     def declare(self, d: Declaration) -> None:
         d.param("scale", d.input, self.scale_init)
         d.output(d.input)
-        d.temporary("product", d.input)
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.map(y, lambda x, scale: x * scale, x, p.scale)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.map(s.product, lambda x, dy: x * dy, x, dy)
-        ops.sum(g.scale, s.product)
-        ops.map(dx, lambda dy, scale: dy * scale, dy, p.scale)
 
 
 class Shift(Layer):
@@ -102,7 +96,3 @@ class Shift(Layer):
 
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.map(y, lambda x, shift: x + shift, x, p.shift)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.sum(g.shift, dy)
-        ops.copy(dx, dy)

@@ -66,12 +66,6 @@ class Fourier(Layer):
         ops.matmul(s.periods.rows, x.rows, p.frequencies)
         ops.map(self._halves(y), lambda a: (sin(TURN * a), cos(TURN * a)), s.periods)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        d_periods = s.periods
-        ops.map(d_periods, lambda ds, dc, s, c: TURN * (ds * c - dc * s), *self._halves(dy), *self._halves(y))
-        ops.matmul(g.frequencies, x.rows.T, d_periods.rows)
-        ops.matmul(dx.rows, d_periods.rows, p.frequencies.T)
-
     def _halves(self, y: View) -> tuple[View, View]:
         """The sines and the cosines."""
         return y.slice(-1, 0, self.features), y.slice(-1, self.features, 2 * self.features)

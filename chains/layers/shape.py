@@ -160,12 +160,6 @@ class Append(Layer):
         for k, (name, _) in enumerate(self.values, width):
             ops.copy(y.slice(-1, k, k + 1), getattr(p, name))
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        width = x.sample_shape[-1]
-        for k, (name, _) in enumerate(self.values, width):
-            ops.sum(getattr(g, name), dy.slice(-1, k, k + 1))
-        ops.copy(dx, dy.slice(-1, 0, width))
-
 
 class Upsample(Layer):
     """Each entry is repeated along every axis but the channels, as by PyTorch's `Upsample` with mode "nearest".
@@ -206,10 +200,6 @@ class Upsample(Layer):
         x, y = self._split(x, y)
         ops.copy(y, x)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        dx, dy = self._split(dx, dy)
-        ops.sum(dx, dy)
-
 
 class Pad(Layer):
     """Zeros around images (channels, height, width) or signals (channels, length). The channels are not padded.
@@ -240,9 +230,6 @@ class Pad(Layer):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.fill(y, 0.0)
         ops.copy(self._interior(y, x.sample_shape), x)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.copy(dx, self._interior(dy, x.sample_shape))
 
     def __repr__(self) -> str:
         one = len(self.padding) == 1 and self.padding[0][0] == self.padding[0][1]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import chains
 from benchmarks.gpu import array_api
 from chains.backends import registry
 
@@ -48,3 +49,13 @@ def test_the_table_of_conformance(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(array_api, "check_backend", lambda backend: "the table")
     assert array_api.main(["numpy:cpu", "--conformance", "--out", str(tmp_path / "table.txt")]) == 0
     assert (tmp_path / "table.txt").read_text() == "the table"
+
+
+def test_the_table_of_times(capsys, monkeypatch):
+    monkeypatch.setattr(array_api, "ROUNDS", 1)
+    monkeypatch.setattr(array_api, "NETWORKS", {"dense": ((chains.Dense(2, 3),), (2,), 4)})
+    monkeypatch.setattr(chains, "set_num_threads", lambda number: None)
+    assert array_api.main(["numpy:cpu", "--times"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["network", "numpy:cpu", "numpy"]
+    assert len(row.split()) == len(head.split())

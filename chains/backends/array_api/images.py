@@ -87,19 +87,29 @@ def _kernels(memory: Memory, w: View, groups: int) -> Value:
 
 
 def _pool(memory: Memory, operation: Pool) -> Value:
-    (x,), xp = operation.ins, memory.library.xp
-    images = Images(memory, operation.window, x, operation.outs[0])
-    if operation.kind == "mean":
-        inverse = _inverse_counts(images, operation)
-        return lambda: inverse * xp.sum(images.patches(memory.read(x)), axis=2)
-    return lambda: xp.max(images.patches(memory.read(x), -np.inf), axis=2)
+    (x,), (y,), xp, window = operation.ins, operation.outs, memory.library.xp, operation.window
+    if operation.kind == "max" and (own := memory.library.max_pool(window)) is not None:
+        return lambda: own[0](memory.read(x))
+    images = Images(memory, window, x, y)
+    if operation.kind == "max":
+        return lambda: xp.max(images.patches(memory.read(x), -np.inf), axis=2)
+    inverse = _inverse_counts(images, operation)
+    if (sums := memory.library.convolution("conv2d", window, images.shape[1])) is not None:
+        ones = memory.library.full((images.shape[1], 1, *window.size), x.dtype, 1.0)
+        return lambda: inverse * sums(memory.read(x), ones)
+    return lambda: inverse * xp.sum(images.patches(memory.read(x)), axis=2)
 
 
 def _pool_input(memory: Memory, operation: PoolInput) -> Value:
-    dy, *operands = operation.ins
-    images, xp = Images(memory, operation.window, operation.outs[0], dy), memory.library.xp
+    (dy, *operands), library, window = operation.ins, memory.library, operation.window
+    if operands and (own := library.max_pool(window)) is not None:
+        return lambda: own[1](*map(memory.read, operation.ins))
+    images, xp = Images(memory, window, operation.outs[0], dy), library.xp
     if not operands:
         inverse, entries = _inverse_counts(images, operation), (1, 1, len(images.real), 1, 1)
+        if (spread := library.convolution("conv2d_input", window, images.shape[1])) is not None:
+            ones = library.full((images.shape[1], 1, *window.size), dy.dtype, 1.0)
+            return lambda: spread(images.shape, ones, memory.read(dy) * inverse)
         return lambda: images.total(xp.tile(xp.expand_dims(memory.read(dy) * inverse, axis=2), entries))
     (x, y), real, zero = operands, memory.library.from_host(images.real), memory.library.full((), dy.dtype)
     numbers = memory.library.from_host(np.arange(len(images.real)).reshape(-1, 1, 1))

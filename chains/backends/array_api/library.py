@@ -37,11 +37,14 @@ class Library:
 
     def __init__(self, xp: Any, name: str, device: Any) -> None:
         self.xp, self.device, self.narrow = xp, device, False
+        self._dtypes: dict[np.dtype[Any], Any] = {}
         self._erf = importlib.import_module(_ERF[name]).erf if name in _ERF else None
 
     def dtype(self, dtype: np.dtype[Any]) -> Any:
         """The library's name of a type."""
-        return getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        if dtype not in self._dtypes:
+            self._dtypes[dtype] = getattr(self.xp, "bool" if dtype == np.bool_ else self._kept(dtype).name)
+        return self._dtypes[dtype]
 
     def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: float = 0) -> Array:
         """An array of equal numbers."""
@@ -63,7 +66,8 @@ class Library:
 
     def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
         """The array with another type; itself if it has the type."""
-        return self.xp.astype(array, self.dtype(dtype), copy=False)
+        wanted = self.dtype(dtype)
+        return array if array.dtype == wanted else self.xp.astype(array, wanted)
 
     def scattered(self, table: Array, index: Array, rows: Array) -> Array:
         """The table with each of the rows added to the row of its index."""
@@ -73,6 +77,10 @@ class Library:
 
     def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
         """The library's own "conv2d", "conv2d_input" or "conv2d_weight", of arrays and shapes as PyTorch's; or None."""
+        return None
+
+    def max_pool(self, window: Window) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
+        """The library's own pool by the largest, of x, and its gradient, of dy, x and y; or None."""
         return None
 
     def erf(self, x: Array) -> Array:
@@ -110,18 +118,43 @@ class Torch(Library):
 
     def convolution(self, name: str, window: Window, groups: int) -> Callable[..., Array] | None:
         torch = importlib.import_module("torch")
-        function, pad = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name), torch.nn.functional.pad
-        border, backwards = [size for sides in reversed(window.padding) for size in sides], name == "conv2d_input"
+        function = getattr(torch.nn.functional if name == "conv2d" else torch.nn.grad, name)
+        backwards, (pad, crop) = name == "conv2d_input", _padders(torch, window)
 
         def call(first: Any, *rest: Array) -> Array:
             if backwards:  # then the first operand is the shape of the images
                 first = (*first[:2], *(size + sum(sides) for size, sides in zip(first[2:], window.padding, strict=True)))
             with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-                first = first if backwards else pad(first, border)
+                first = first if backwards else pad(first)
                 result = function(first, *rest, stride=window.stride, dilation=window.dilation, groups=groups)
-            return pad(result, [-size for size in border]) if backwards else result
+            return crop(result) if backwards else result
 
         return call
+
+    def max_pool(self, window: Window) -> tuple[Callable[..., Array], Callable[..., Array]] | None:
+        torch = importlib.import_module("torch")
+        pad, crop = _padders(torch, window)
+
+        def pool(x: Array) -> Any:
+            images, settings = pad(x, value=-np.inf), (window.size, window.stride, 0, window.dilation)
+            return images, *torch.nn.functional.max_pool2d(images, *settings, return_indices=True)
+
+        def gradient(dy: Array, x: Array, y: Array) -> Array:
+            images, _, places = pool(x)  # where several are the largest, the first one
+            shares = torch.where(y == y, dy, 0.0)  # NaN is no largest entry
+            dx = torch.zeros_like(images).flatten(2).scatter_add(2, places.flatten(2), shares.flatten(2))
+            return crop(dx.reshape(images.shape))
+
+        return lambda x: pool(x)[1], gradient
+
+
+def _padders(torch: Any, window: Window) -> tuple[Callable[..., Array], Callable[..., Array]]:
+    """The functions of PyTorch that pad images for a window, and that crop them."""
+    border = [size for sides in reversed(window.padding) for size in sides]
+    if not any(border):
+        return (lambda images, value=0.0: images), lambda images: images
+    pad = torch.nn.functional.pad
+    return (lambda images, value=0.0: pad(images, border, value=value)), lambda images: pad(images, [-size for size in border])
 
 
 class Jax(Library):
