@@ -67,7 +67,7 @@ def _settings(thing: Any) -> tuple[Hashable, ...]:
     """The settings of an object of this package."""
     if isinstance(thing, Layer):  # programs do not depend on starting values
         kept = vars(thing) if type(thing).__getstate__ is Layer.__getstate__ else thing.__getstate__()
-        names = [name for name in kept if name[-5:] != "_init" and name not in _OTHER_NAMES]
+        names = sorted([name for name in kept if name[-5:] != "_init" and name not in _OTHER_NAMES])
         return _each([kept[name] for name in names], *names)
     if isinstance(thing, Activation):
         return _each(thing._recipe or (thing.name, thing.function, thing.derivative))
