@@ -71,6 +71,21 @@ class Subjects:
         stop = self.starts[subject + 1] if subject + 1 < self.count else len(self.x)
         return slice(int(self.starts[subject]), int(stop))
 
+    def blocks(self, most: int) -> list[Subjects]:
+        """The subjects in blocks of so many; all blocks have as many samples, some of them without a measurement."""
+        if self.count <= most:
+            return [self]
+        ends = [*self.starts[most::most].tolist(), len(self.x)]
+        begins = [0, *ends[:-1]]
+        length = max(stop - start for start, stop in zip(begins, ends, strict=True))
+        found = []
+        for k, (start, stop) in enumerate(zip(begins, ends, strict=True)):
+            rows = np.minimum(np.arange(start, start + length), stop - 1)
+            weights = np.where((np.arange(length) < stop - start)[:, None], self.weights[rows], 0.0)
+            ids = self.ids[k * most : (k + 1) * most]
+            found.append(Subjects(self.x[rows], self.t[rows], weights, ids, self.number[rows] - k * most, np.arange(length)))
+        return found
+
     def restored(self, rows: np.ndarray) -> np.ndarray:
         """The rows of samples in the order of the data."""
         found = np.empty_like(rows)

@@ -14,6 +14,7 @@ FOCE and FOCEI approximations to the population likelihood", J. Pharmacokinet. P
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from chains.support.arrays import as_array
 from chains.support.messages import counted
 
 F64 = np.dtype(np.float64)
+BLOCK = 2048  # subjects that are worked on together: programs take memory for each
 OF_SUBJECTS = ("newton", "laplace", "implicit")  # programs of which a sample is a subject
 
 
@@ -68,7 +70,7 @@ class Arrays:
     def __init__(self, network: Any, recipe: programs.Recipe, subjects: Subjects) -> None:
         self.network, self.recipe, self.subjects = network, recipe, subjects
         samples, n = len(subjects.x), recipe.effects
-        self.known: dict[str, np.ndarray] = {"x": subjects.x, "t": subjects.t, "weights": subjects.weights}
+        self.known: dict[str, np.ndarray] = {name: getattr(subjects, name).copy() for name in ("x", "t", "weights")}
         self.known |= {"p": np.zeros(network.n_params), "s": np.ones(max(recipe.deviance.count, 1))}
         shapes = {"effects": n, "w": n, "inverse": n * (n + 1) // 2, "at": subjects.t.shape[1]}
         self.known |= {name: np.zeros((samples, width)) for name, width in shapes.items()}
@@ -76,6 +78,13 @@ class Arrays:
         self.subject: dict[str, np.ndarray] = {name: np.zeros((subjects.count, width)) for name, width in many}
         self.subject["precision"] = np.zeros(n * (n + 1) // 2)
         self._bound: dict[str, Any] = {}
+
+    def load(self, subjects: Subjects) -> None:
+        """Take other subjects, as many with as many samples."""
+        if subjects is not self.subjects:
+            self.subjects = subjects
+            for name in ("x", "t", "weights"):
+                self.known[name][...] = getattr(subjects, name)
 
     def run(self, name: str, **given: np.ndarray) -> dict[str, np.ndarray]:
         """Run a program; `given` are further arrays to copy. Returns all its arrays, which the next run overwrites."""
@@ -131,7 +140,8 @@ class PopulationObjective:
         self._network, self._comm = network_of(model.net), comm
         self._recipe = programs.Recipe(self.split.covariance.n, deviance_of(model.error, method), method == "FO")
         self._trained = [*self._network.trainable, (self.split.network, self.split.size)]
-        self._idle: list[Arrays] = []
+        self._blocks = subjects.blocks(BLOCK)
+        self._idle: dict[tuple[int, ...], list[Arrays]] = {}
         self._start = np.zeros((subjects.count, self.split.covariance.n))
 
     def __call__(self, theta: Any) -> tuple[float, np.ndarray]:
@@ -142,12 +152,16 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        theta = self.split.checked(theta)
-        arrays = self._idle.pop() if self._idle else Arrays(self._network, self._recipe, self.subjects)
-        try:
-            value, g = self._evaluate(theta, arrays)
-        finally:
-            self._idle.append(arrays)
+        theta, value, g = self.split.checked(theta), 0.0, np.zeros(self.n_params)
+        starts = []
+        for point in self._points(theta):
+            if not (np.isfinite(point.values).all() and point.converged.all()):
+                value, g = math.inf, np.full(self.n_params, np.nan)
+                break
+            value, g = value + float(point.values.sum()), g + point.gradient()
+            starts.append(point.effects)
+        else:
+            self._start = np.concatenate(starts)
         if self._comm is None:
             return value, g
         total = self._over_processes(np.append(g, value))
@@ -181,7 +195,7 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        return self._with_arrays(theta, lambda point: point.values)
+        return np.concatenate([point.values for point in self._points(self.split.checked(theta))])
 
     def effects(self, theta: Any) -> np.ndarray:
         """The effects of each subject, (subjects, effects): the minima of their objectives.
@@ -191,7 +205,7 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        return self._with_arrays(theta, lambda point: point.effects.copy())
+        return np.concatenate([point.effects for point in self._points(self.split.checked(theta))])
 
     def gradients(self, theta: Any) -> np.ndarray:
         """The gradient of each subject's value, (subjects, n_params).
@@ -201,7 +215,7 @@ class PopulationObjective:
         theta : array, shape (n_params,)
             The flat vector.
         """
-        return self._with_arrays(theta, lambda point: point.gradients())
+        return np.concatenate([point.gradients() for point in self._points(self.split.checked(theta))])
 
     def products(self, theta: Any) -> np.ndarray:
         """The sum over all subjects of g g', for their gradients g by the numbers that are not frozen.
@@ -213,16 +227,6 @@ class PopulationObjective:
         """
         g = self.free.select(self.gradients(theta))
         return self._over_processes(g.T @ g)
-
-    def point(self, theta: Any) -> Point:
-        """The subjects at a vector: their effects, values and matrices, and whether the effects have converged.
-
-        Parameters
-        ----------
-        theta : array, shape (n_params,)
-            The flat vector.
-        """
-        return self._with_arrays(theta, lambda point: point)
 
     def minimize(self, theta: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
         """``scipy.optimize.minimize`` of the objective, with its options; frozen parameters of the network keep their bits.
@@ -252,20 +256,22 @@ class PopulationObjective:
     def __repr__(self) -> str:
         return f"<population objective, {self.method}: {self.subjects}, {counted(self.n_params, 'parameter')}>"
 
-    def _with_arrays(self, theta: Any, read: Any) -> Any:
-        theta = self.split.checked(theta)
-        arrays = Arrays(self._network, self._recipe, self.subjects)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return read(Point(self, theta, arrays, self._start))
-
-    def _evaluate(self, theta: np.ndarray, arrays: Arrays) -> tuple[float, np.ndarray]:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            point = Point(self, theta, arrays, self._start)
-            value = float(point.values.sum())
-            if not math.isfinite(value) or not point.converged.all():
-                return math.inf, np.full(self.n_params, np.nan)
-            self._start = point.effects
-            return value, point.gradient()
+    def _points(self, theta: np.ndarray) -> Iterator[Point]:
+        """The subjects of each block; the next one overwrites the arrays of the one before."""
+        first = 0
+        for block in self._blocks:
+            idle = self._idle.setdefault(block.x.shape + block.ids.shape, [])
+            try:
+                arrays = idle.pop()
+            except IndexError:  # other threads may have them all
+                arrays = Arrays(self._network, self._recipe, block)
+            try:
+                arrays.load(block)
+                with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                    yield Point(self, theta, arrays, self._start[first : first + block.count])
+            finally:
+                idle.append(arrays)
+            first += block.count
 
     def _over_processes(self, numbers: np.ndarray) -> np.ndarray:
         """The sum of these numbers over all processes."""
@@ -277,11 +283,11 @@ class PopulationObjective:
 
 
 class Point:
-    """All subjects at one vector: effects, values, matrices."""
+    """The subjects of a block at one vector: effects, values, matrices."""
 
     def __init__(self, objective: PopulationObjective, theta: np.ndarray, arrays: Arrays, start: np.ndarray) -> None:
         self.split, self.recipe, self.arrays = objective.split, objective._recipe, arrays
-        self.subjects = objective.subjects
+        self.subjects = arrays.subjects
         p, self.numbers, q = self.split(theta)
         self.errors = np.exp(q)
         arrays.known["p"][...] = p

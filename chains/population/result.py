@@ -10,7 +10,7 @@ import numpy as np
 
 from chains.population.diagnostics import QUANTILES, PredictiveCheck, Residuals, predictive_check, residuals, simulate
 from chains.population.fitting import hessian, names_and_values
-from chains.population.likelihood import Point, PopulationObjective
+from chains.population.likelihood import PopulationObjective
 from chains.support.checks import check_word
 from chains.support.messages import counted, shown
 
@@ -58,14 +58,9 @@ class PopulationFit:
         return self.objective.subjects.ids
 
     @cached_property
-    def point(self) -> Point:
-        """The subjects at the minimum."""
-        return self.objective.point(self.theta)
-
-    @property
     def effects(self) -> np.ndarray:
         """The effects of each subject, (subjects, effects)."""
-        return self.point.effects.copy()
+        return self.objective.effects(self.theta)
 
     def covariance(self, kind: str = "sandwich") -> np.ndarray:
         """The covariance of the flat vector's estimate, zero for frozen parameters.

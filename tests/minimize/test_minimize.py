@@ -261,3 +261,9 @@ def test_a_search_that_fails_returns_the_lowest_point_it_saw(method):
     found = minimize(lies, np.zeros(1), method, maxiter=1)
     assert len(seen) > 5
     assert found.fun == min(seen) < seen[0]
+
+
+def test_each_row_has_its_own_bounds():
+    high = np.array([[0.5, 3.0], [2.5, 0.25], [9.0, 9.0]])
+    found = minimize(lambda p: (float((p - 1.0) @ (p - 1.0)), 2.0 * (p - 1.0)), np.zeros((3, 2)), "L-BFGS", bounds=(None, high))
+    np.testing.assert_allclose(found.x, np.minimum(high, 1.0), atol=1e-6)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from chains import Chain, Equations
-from chains.population import Additive, Density, PopulationModel, Proportional
+from chains.population import Additive, Density, PopulationModel, Proportional, likelihood
 from tests.population import newborns
 from tests.population.cases import DENSITIES, NORMAL, TWO, counts, decay, simulated
 
@@ -138,6 +138,20 @@ def test_a_subject_alone_has_the_effects_that_it_has_among_others():
     alone = model.objective(x[own], y[own], number[own])
     np.testing.assert_allclose(alone.effects(theta)[0], together.effects(theta)[3], rtol=1e-12)
     np.testing.assert_allclose(alone.values(theta)[0], together.values(theta)[3], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["combined", "ode"])
+@pytest.mark.parametrize("method", ["FOCE", "FOCEI"])
+def test_blocks_of_subjects_change_nothing_but_rounding(name, method, monkeypatch):
+    model, *data = NORMAL[name]()
+    theta = moved(model)
+    whole = model.objective(*data, method=method)
+    monkeypatch.setattr(likelihood, "BLOCK", 5)
+    parts = model.objective(*data, method=method)
+    for found, wanted in zip(parts(theta), whole(theta), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+    for call in ("values", "effects", "gradients"):
+        np.testing.assert_allclose(getattr(parts, call)(theta), getattr(whole, call)(theta), rtol=1e-7, atol=1e-9)
 
 
 def test_effects_are_found_from_bad_starts():
