@@ -55,8 +55,7 @@ class Additive(ErrorModel):
         self._parameters(additive=additive)
 
     def variance(self, f: Any, *parameters: Any) -> Any:
-        (additive,) = parameters
-        return additive + 0.0 * f
+        return parameters[0] + 0.0 * f
 
 
 class Proportional(ErrorModel):
@@ -72,8 +71,7 @@ class Proportional(ErrorModel):
         self._parameters(proportional=proportional)
 
     def variance(self, f: Any, *parameters: Any) -> Any:
-        (proportional,) = parameters
-        return proportional * f * f
+        return parameters[0] * f * f
 
 
 class Combined(ErrorModel):
@@ -89,8 +87,7 @@ class Combined(ErrorModel):
         self._parameters(additive=additive, proportional=proportional)
 
     def variance(self, f: Any, *parameters: Any) -> Any:
-        additive, proportional = parameters
-        return additive + proportional * f * f
+        return parameters[0] + parameters[1] * f * f
 
 
 class Density(ErrorModel):

@@ -167,26 +167,6 @@ class PopulationObjective:
         total = self._over_processes(np.append(g, value))
         return float(total[-1]), total[:-1]
 
-    def value(self, theta: Any) -> float:
-        """The value alone.
-
-        Parameters
-        ----------
-        theta : array, shape (n_params,)
-            The flat vector.
-        """
-        return self(theta)[0]
-
-    def gradient(self, theta: Any) -> np.ndarray:
-        """The gradient alone, fresh.
-
-        Parameters
-        ----------
-        theta : array, shape (n_params,)
-            The flat vector.
-        """
-        return self(theta)[1]
-
     def values(self, theta: Any) -> np.ndarray:
         """The value of each subject, in the order of ``objective.subjects.ids``.
 
@@ -313,7 +293,8 @@ class Point:
         found = self.arrays.run("gradient")
         g, errors = found["g"], found.get("errors")
         if "dat" in found:
-            g = g + self._typical_pullback(found["dat"])
+            x, dy = self.subjects.without_effects(self.recipe.effects), found["dat"]
+            g = g + self.arrays.run("pullback", x=x, dy=dy.reshape(-1, *self.arrays.network.output_shape))["g"]
         parts = [g, self._by_covariance(self._by_precision.sum(0), self.subjects.count)]
         parts += [] if errors is None else [errors.sum(0) * self.errors]
         return np.concatenate(parts)
@@ -364,9 +345,3 @@ class Point:
             q[..., i, j] = q[..., j, i] = by_precision[..., k]
         slopes = subjects * self.precision - self.precision @ q @ self.precision
         return self.split.covariance.pulled(self.numbers, slopes)
-
-    def _typical_pullback(self, cotangent: np.ndarray) -> np.ndarray:
-        shape = (len(cotangent), *self.arrays.network.output_shape)
-        x = self.subjects.without_effects(self.recipe.effects)
-        found: np.ndarray = self.arrays.run("pullback", x=x, dy=cotangent.reshape(shape))["g"]
-        return found

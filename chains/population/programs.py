@@ -213,17 +213,11 @@ class SubjectProgram:
         self.ops, self.recipe, self.n = Recorder(name, dtype), recipe, recipe.effects
         self.views: list[View] = []
 
-    def rows(self, name: str, length: int) -> slice:
+    def rows(self, name: str, length: int, *, batched: bool = True) -> slice:
         """The places of the symbols of an input."""
-        view = self.ops.external(name, (length,), role="input", batched=True)
-        self.views += [view.index(1, k) for k in range(length)]
+        view = self.ops.external(name, (length,), role="input", batched=batched)
+        self.views += [view.index(int(batched), k) for k in range(length)]
         return slice(len(self.views) - length, len(self.views))
-
-    def precision(self) -> slice:
-        """The places of the upper triangle of the inverse of Omega."""
-        view = self.ops.external("precision", (len(pairs(self.n)),), role="input")
-        self.views += [view.index(0, k) for k in range(len(pairs(self.n)))]
-        return slice(len(self.views) - len(pairs(self.n)), len(self.views))
 
     def record(self, outs: dict[str, int], function: Any) -> Program:
         """Record a map that fills these outputs of so many numbers."""
@@ -251,7 +245,7 @@ def newton(recipe: Recipe, dtype: Any) -> Program:
     program = SubjectProgram("Newton's steps", recipe, dtype)
     n = recipe.effects
     sums, effects = program.rows("sums", 1 + n + 2 * len(pairs(n))), program.rows("effects", n)
-    precision = program.precision()
+    precision = program.rows("precision", len(pairs(n)), batched=False)
 
     def function(values: Sequence[Any]) -> list[Any]:
         own, e = values[sums], values[effects]
@@ -273,7 +267,7 @@ def laplace(recipe: Recipe, dtype: Any) -> Program:
     program = SubjectProgram("values of subjects", recipe, dtype)
     n, count = recipe.effects, len(pairs(recipe.effects))
     sums, effects = program.rows("sums", 1 + n + 2 * count), program.rows("effects", n)
-    precision = program.precision()
+    precision = program.rows("precision", len(pairs(n)), batched=False)
 
     def function(values: Sequence[Any]) -> list[Any]:
         e = values[effects]
@@ -291,7 +285,11 @@ def implicit(recipe: Recipe, dtype: Any) -> Program:
     program = SubjectProgram("derivatives of effects", recipe, dtype)
     n, count = recipe.effects, len(pairs(recipe.effects))
     sums, effects = program.rows("sums", 1 + n + 2 * count), program.rows("effects", n)
-    slopes, inverses, precision = program.rows("slopes", n), program.rows("inverse", count), program.precision()
+    slopes, inverses, precision = (
+        program.rows("slopes", n),
+        program.rows("inverse", count),
+        program.rows("precision", len(pairs(n)), batched=False),
+    )
 
     def function(values: Sequence[Any]) -> list[Any]:
         e = values[effects]

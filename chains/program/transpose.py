@@ -462,9 +462,9 @@ def _found(terms: _Terms) -> list[Expr | None]:
 @lru_cache(2048)
 def _formula(terms: _Terms, inputs: int, chosen: tuple[tuple[int, int | None], ...]) -> tuple[Formula, list[int]]:
     """The formula of some terms, each added to an input or alone, and the inputs that it needs."""
-    nodes = _found(terms)
-    results = [nodes[k] if added is None else Expr("input", value=added) + nodes[k] for k, added in chosen]
-    formula = trace_nodes(tuple(map(as_expr, results)), tuple(f"x{k}" for k in range(inputs)))
+    nodes = [as_expr(0.0 if node is None else node) for node in _found(terms)]
+    results = tuple(nodes[k] if added is None else as_expr(Expr("input", value=added) + nodes[k]) for k, added in chosen)
+    formula = trace_nodes(results, tuple(f"x{k}" for k in range(inputs)))
     return formula.only(range(len(results)))
 
 

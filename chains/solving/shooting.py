@@ -261,6 +261,8 @@ def _check_ode(ode: Any) -> None:
         raise ValueError(f"`ode` (={ode!r}) must have the times of the observations, not {ode.times} of each sample")
     if ode.event is not None:
         raise ValueError(f"`ode` (={ode!r}) must have no `event`: its solutions must have a state at all times")
+    if ode.doses is not None:
+        raise ValueError(f"`ode` (={ode!r}) must have no `doses`, which segments cannot divide: fit its whole solutions")
 
 
 def _checked_states(ode: ODE, observed: Any) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import ODE, Chain, Dense, Equations, MultipleShooting, SquaredLoss, tanh
+from chains import ODE, Chain, Dense, Doses, Equations, MultipleShooting, SquaredLoss, tanh
 from tests.harness import BACKENDS
 
 
@@ -158,6 +158,8 @@ def test_other_refusals():
         MultipleShooting(decay(), WAVE, 3)
     with pytest.raises(ValueError, match="must have no `event`"):
         MultipleShooting(ODE(decay(), TIMES, event=Equations(lambda y, v: y, ("y", "v"))), WAVE, 3)
+    with pytest.raises(ValueError, match="must have no `doses`"):
+        MultipleShooting(ODE(decay(), TIMES, doses=Doses(2)), WAVE, 3)
     for call in (problem().solve, problem().largest_gap):
         with pytest.raises(ValueError, match=r"`q` must have shape \(9,\), as `start\(p\)`, got \(2, 9\)"):
             call(np.ones((2, 9)))

@@ -61,13 +61,13 @@ class Doses(Layer):
         bioavailability: bool = False,
     ) -> None:  # fmt: skip
         self.count = check_count("count", count)
-        several = tuple(into) if isinstance(into, (tuple, list)) else None
-        states = (into,) if several is None else several
+        several = isinstance(into, (tuple, list))
+        states: tuple[Any, ...] = tuple(into) if isinstance(into, (tuple, list)) else (into,)
         if not states or any(whole(each, 0) is None for each in states):
             raise ValueError(f"`into` (={shown(into)}) must be the number of a state, 0 or more, or a tuple of such numbers")
         if len({*states}) < len(states):
             raise ValueError(f"`into` (={shown(into)}) must not name a number of the state twice")
-        self.into: int | tuple[int, ...] = int(states[0]) if several is None else tuple(map(int, several))
+        self.into: int | tuple[int, ...] = tuple(map(int, states)) if several else int(states[0])
         if infusion is not None:
             check_word("infusion", infusion, *INFUSIONS)
         self.infusion = infusion

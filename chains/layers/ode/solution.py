@@ -181,10 +181,8 @@ class Solution:
         Those of failed solutions are NaN, as products with a cotangent, so that series of cotangents have a rule for them.
         """
         for view, given in ((d_state, d_last), (dx.slice(-1, self.n, dx.sample_shape[0]), None)):
-            if failed is None and given is None:
-                self.ops.fill(view, 0.0)
-            elif failed is None:
-                self.ops.copy(view, given)
+            if failed is None:
+                self.ops.fill(view, 0.0) if given is None else self.ops.copy(view, given)
             else:
                 any_one, zero = (given, False) if given is not None else (dy.index(1, 0).slice(-1, 0, 1), True)
                 spoilt = lambda d, failed, zero=zero: where(failed == 0.0, 0.0 if zero else d, failed * d)  # noqa: E731
