@@ -158,12 +158,14 @@ class Node:
         own = self.declaration
         if kept_axes and len(own.kept_axes) > kept_axes:
             raise NotImplementedError(
-                f"{own.layer!r} is used twice in a layer that a loop repeats, and has a loop itself: declare a part for each use"
+                f"{own.layer!r} is used twice in a layer that a loop repeats, and has a loop itself: "
+                "declare a part for each use"
             )
         twin = copy.copy(self)
         twin._derived, twin._kept, twin._twins, twin._step = {}, [], [], None
         twin.children = [child._twin(ops, kept_axes) for child in self.children]
-        gradients = {name: ops.scratch(f"{name} again", view.sample_shape, batched=False) for name, view in vars(self.g).items()}
+        parameters = vars(self.g).items()
+        gradients = {name: ops.scratch(f"{name} again", view.sample_shape, batched=False) for name, view in parameters}
         twin.g = self._names("g", "parameters", gradients)
         saved = {name: ops.scratch(name, shape[kept_axes:]) for name, shape in own.saved_shapes.items()}
         shared = {name: ops.scratch(name, shape, batched=False) for name, shape in own.shared_shapes.items()}
