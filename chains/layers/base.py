@@ -462,7 +462,8 @@ class Declaration:
 
     def _check_names(self) -> None:
         """Raise ValueError for a scratch array whose name in `s` has another meaning."""
-        taken = ("children", "state", "new_state", *(("before", "after", "d_before", "d_after") if self.carried_shapes else ()))
+        cell, state = ("before", "after", "d_before", "d_after") * bool(self.carried_shapes), ("state", "new_state")
+        taken = ("children", *cell, *state * bool(self.state_slices))
         for name in (*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes):
             if name in taken:
                 raise ValueError(

@@ -456,7 +456,7 @@ def test_names_of_scratch_arrays_that_cells_have():
     check_gradients(Between(), (3,), batch=2, backends=["numpy"])
 
 
-@pytest.mark.parametrize("name", ["children", "state", "before", "d_after"])
+@pytest.mark.parametrize("name", ["children", "before", "d_after"])
 def test_names_with_another_meaning_are_refused(name):
     class Named(Scaled):
         def declare(self, d):
