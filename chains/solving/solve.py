@@ -353,12 +353,14 @@ class _Run:
         for name, number in numbers.items():
             if not hasattr(number, "__float__") or np.shape(number):
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
-        verdict = self.judge.look(self.p, self.at)
+        verdict = self.judge.look(self.p, self.at, self.rounds)
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
         second = float(verdict.second.sum())
         self.lost = second > LOST * self.best
         if not self.lost:
-            solution.p, solution.success, solution.message = self.p.copy(), verdict.success, verdict.sentence()
+            solution.p = self.p.copy()
+        if not (self.lost and verdict.success):  # a run that loses its result has none to rely on
+            solution.success, solution.message = verdict.success, verdict.sentence()
         self.best = min(self.best, second)
         self.poor = self.lost or not verdict.relative <= POOR
         solution.second.append(second)

@@ -218,15 +218,17 @@ def test_a_state_much_worse_than_the_best_is_no_result(monkeypatch, share, chose
     """The second of three rounds looks best at the second points."""
     looked, look = [], Judge.look
 
-    def seen(judge, p, at):
-        verdict = look(judge, p, at)
+    def seen(judge, p, at, number):
+        verdict = look(judge, p, at, number)
         looked.append(p.copy())
-        return replace(verdict, second=np.ones(1) * (share if len(looked) == 3 else 1.0))
+        relative = 1.0 if len(looked) == 4 else 0.0
+        return replace(verdict, second=np.ones(1) * (share if len(looked) == 3 else 1.0), relative=relative, change=0.0)
 
     monkeypatch.setattr(Judge, "look", seen)
     found = run()
     assert len(looked) == 4
     np.testing.assert_array_equal(found.p, looked[chosen])
+    assert not found.success  # the last state is bad, so the run has not settled
 
 
 def test_numbers_far_from_one_are_warned_of():
