@@ -102,7 +102,7 @@ class Verdict:
     second: np.ndarray  # the same at the second points
     further: np.ndarray  # the same, or what it is at further points if these are more
     relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
-    change: float  # of the outputs since the last verdict, as a share of their deviation
+    change: float  # of the outputs since the last verdict after a long round, as a share of their deviation
 
     @property
     def differing(self) -> list[int]:
@@ -165,13 +165,16 @@ class Judge:
                 found[k] = replace(term, points=np.concatenate(parts), weight=weight)
         return found
 
-    def look(self, p: np.ndarray, at: ResidualProblem, number: int = 0) -> Verdict:
-        """The residuals of the parameters `p`, which were trained at the points of `at`, in look `number`."""
-        second, before = self._losses(p, self.second), self.outputs
-        self.outputs = self._outputs(p)
+    def look(self, p: np.ndarray, at: ResidualProblem, number: int = 0, *, short: bool = False) -> Verdict:
+        """The residuals of the parameters `p`, which were trained at the points of `at`, in look `number`.
+
+        After a `short` round, the next change is that since the look before it as well: few iterations change little.
+        """
+        second, before, outputs = self._losses(p, self.second), self.outputs, self._outputs(p)
+        self.outputs = before if short else outputs
         with np.errstate(all="ignore"):
-            deviation = np.maximum(self.outputs.std(axis=1), 1e-12 * abs(self.outputs).max(axis=1))
-            change = (self.outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
+            deviation = np.maximum(outputs.std(axis=1), 1e-12 * abs(outputs).max(axis=1))
+            change = (outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
         tightened = self._tightened(p)
         relative = self._relative(second, tightened)
         further = second
