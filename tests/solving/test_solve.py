@@ -235,6 +235,7 @@ def test_a_state_much_worse_than_the_best_is_no_result(monkeypatch, share, chose
 def test_a_short_last_round_does_not_make_outputs_settled(monkeypatch):
     """One iteration changes little, so the change is that since the round before."""
     monkeypatch.setattr(second_points, "LARGEST_RESIDUAL", np.inf)
+    monkeypatch.setattr(second_points, "LARGEST_CHANGE", 0.1)
     net, p, problem, _ = growth()
     found = solve(net, p, problem, adam=10, iterations=41, every=40, progress=False)
     assert found.iterations == [0, 40, 41]
