@@ -43,7 +43,7 @@ FIT = Struct(
     },
     {"next": "ptr", "count": "i64", "members": "ptr", "places": "ptr", "place_count": "i64"},  # as of `epoch.LANE`
 )  # fmt: skip
-# Of a member, doubles. `promised`, `size`, `largest` and `recent` are of the loss, the last one since the start was set. `used` is
+# Of a member, doubles. `promised`, `size`, `largest` and `recent` are of the loss, `recent` since the start was set. `used` is
 # the number of parameters on which something depends at the start. `radius` and `tried` are squares of lengths.
 NUMBERS = (
     "value", "promised", "size", "largest", "recent", "used", "fall", "damping", "radius", "tried", "iterations", "calls",
