@@ -134,12 +134,27 @@ class Node:
         results = [y, *self._carried("after")[1:]]
         record = partial(self._record_forward, ops, x, y)
         forward, pullback = derive(ops, record, places, results, self._label("'"))
+        pullback += self._zeros(ops, pullback)
         if self._step is not None:
             given = [x, y, *self._arrays()]
             forward, pullback = keep(forward, pullback, given, ops.depth, partial(self._saved_at_a_step, ops))
         key = (x, y) if self._step is None else ops.depth
         self._derived[key] = Derived(forward, pullback, [*cotangents, x, y, *self._arrays()], ops.depth)
         return self._derived[key]
+
+    def _zeros(self, ops: Recorder, pullback: Sequence[Operation]) -> list[Operation]:
+        """What fills the gradients of layers within this one that `forward` does not use."""
+        written = [out for operation in pullback for out in operation.writes]
+        with ops.aside() as recorded:
+            for gradient in (view for child in self.children for view in child._gradients()):
+                if not any(overlap(out, gradient) for out in written):
+                    ops.fill(gradient, 0.0)
+        return recorded
+
+    def _gradients(self) -> Iterator[View]:
+        yield from vars(self.g).values()
+        for child in self.children:
+            yield from child._gradients()
 
     def _places(self, ops: Recorder, x: View, y: View) -> tuple[list[Place], list[View]]:
         """The arrays that `forward` is given, and the cotangents of y, x and of what it carries. Ids have no cotangent."""

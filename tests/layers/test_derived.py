@@ -465,6 +465,20 @@ def test_a_pullback_of_another_forward_is_not_used():
     check_in_a_direction(Cubed(3, 2), (3,), native=False)
 
 
+class Unused(chains.Chain):
+    """A network that does not use its layers."""
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(y, lambda x: 2.0 * x, x)
+
+
+def test_gradients_of_layers_without_use_are_zero():
+    net = Unused(chains.Dense(3, 3), backend="numpy")
+    g = np.full(net.n_params, np.nan)
+    net.value_and_grad(np.ones(net.n_params), np.ones((2, 3)), np.ones((2, 3)), chains.SquaredLoss(), out=g)
+    np.testing.assert_array_equal(g, 0.0)
+
+
 def test_second_derivatives_of_a_derived_layer():
     net = chains.Chain(NEW["bilinear"][1], input_shape=(3,), backend="numpy")
     rng = np.random.default_rng(0)
