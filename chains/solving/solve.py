@@ -27,7 +27,7 @@ from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
 from chains.solving.causal import CausalWeights, time_axis
-from chains.solving.second_points import Judge
+from chains.solving.second_points import Judge, Verdict
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
@@ -213,7 +213,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.net, self.problem, self.weights, self.method, self.every = net, problem, weights, method, every
         self.candidates, self.k, self.c, self.seed, self.metrics, self.digest = candidates, k, c, seed, metrics, digest
-        self.solution, self.start, self.p = Solution(p, problem), p.copy(), p
+        self.solution, self.start, self.p, self.at = Solution(p, problem), p.copy(), p, problem
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None
         self.rounds = self.failed = self.done = 0
@@ -251,6 +251,8 @@ class _Run:
                 self._record(loss, clock(), path)
         except KeyboardInterrupt:
             solution.p = self.p
+            verdict = self._look()
+            solution.success, solution.message = verdict.success, verdict.sentence()
             solution.stopped = f"interrupted after {counted(self.done, 'iteration')}"
 
     def _begin_again(self, axis: int, steps: int, optimizer: Optimizer, bar: Progress) -> None:
@@ -347,18 +349,25 @@ class _Run:
             solution.stopped = found.message
         return found.fun
 
+    def _look(self) -> Verdict:
+        last = self.solution.iterations[-1] if self.solution.iterations else self.done
+        short = self.rounds > 0 and self.done - last < min(self.every, CAUSAL_ROUND)
+        return self.judge.look(self.p, self.at, self.rounds, short=short)
+
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
         solution = self.solution
         numbers: dict[str, Any] = {name: metric(self.p) for name, metric in self.metrics.items()}
         for name, number in numbers.items():
             if not hasattr(number, "__float__") or np.shape(number):
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
-        verdict = self.judge.look(self.p, self.at)
+        verdict = self._look()
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
         second = float(verdict.second.sum())
         self.lost = second > LOST * self.best
         if not self.lost:
-            solution.p, solution.success, solution.message = self.p.copy(), verdict.success, verdict.sentence()
+            solution.p = self.p.copy()
+        if not (self.lost and verdict.success):  # a run that loses its result has none to rely on
+            solution.success, solution.message = verdict.success, verdict.sentence()
         self.best = min(self.best, second)
         self.poor = self.lost or not verdict.relative <= POOR
         solution.second.append(second)
