@@ -81,8 +81,8 @@ class PopulationFit:
         check_word("kind", kind, *KINDS)
         free = self.objective.free
         free.restrict(self.theta)
-        r, s = self._matrices
         try:
+            r, s = self._matrices  # they divide by standard deviations of effects, which may vanish
             found = np.linalg.inv(s if kind == "S" else r)
         except np.linalg.LinAlgError:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -172,6 +173,14 @@ def test_values_and_printed_fits(fitted):
     assert "30 subjects" in repr(fit)
     with pytest.raises(ValueError, match=r"`kind` .* must be 'sandwich', 'R' or 'S'"):
         fit.standard_errors("T")
+
+
+def test_without_a_variance_there_are_no_standard_errors(fitted):
+    model, _, fit = fitted
+    theta = fit.theta.copy()
+    theta[model.net.n_params] = -800.0  # the logarithm of a standard deviation of 0
+    with pytest.raises(ValueError, match="R is singular"):
+        replace(fit, theta=theta).standard_errors("R")
 
 
 def test_standard_errors_agree_where_the_model_is_right():
