@@ -205,7 +205,9 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x, t, loss, weights, lengths, penalty, state
+        p : array, shape (n_params,)
+            The parameters of one network.
+        x, t, loss, weights, lengths, penalty, state
             As in `value_and_grad`; the state is read.
 
         Returns
@@ -236,7 +238,9 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x
+        p : array, shape (n_params,)
+            The parameters of one network.
+        x
             As in a call of the network.
         dy : array, shape (batch, *output_shape)
             The cotangent.
@@ -465,7 +469,9 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x, t, loss
+        p : array, shape (n_params,)
+            The parameters of one network.
+        x, t, loss
             As of `value_and_grad`, in the mode "eval".
         v : array, shape (n_params,)
             The vector. The matrix is zero for frozen parameters.
@@ -518,7 +524,9 @@ class Chain(Series):
 
         Parameters
         ----------
-        p, x, t, loss, weights, lengths, state
+        p : array, shape (n_params,)
+            The parameters of one network.
+        x, t, loss, weights, lengths, state
             As of `value_and_grad`, in the mode "eval".
         out : array, shape (batch, n_params), optional
             Filled instead of a fresh one.

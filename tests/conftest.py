@@ -51,11 +51,15 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
+    parser.addoption("--rest", action="store_true", help="run what the quick tests leave out (tests/selection.py)")
     parser.addoption("--all-cases", action="store_true", help="run every case, not a choice of them (tests/selection.py)")
     parser.addoption("--random-seed", type=int, metavar="N", help="draw other random cases than those of every run")
 
 
-def is_quick(config) -> bool:
+QUICK = pytest.StashKey[dict[str, set[str]]]()  # the identifiers of the quick cases of tests with parameters
+
+
+def has_choice(config) -> bool:
     """Whether a choice of cases runs."""
     return not config.getoption("--all-cases") and not any("::" in name for name in config.args)
 
@@ -65,12 +69,14 @@ def pytest_generate_tests(metafunc):
     """Make no items of cases that do not run, which are most."""
     yield
     test, calls = metafunc.definition, getattr(metafunc, "_calls", None)  # pytest's own; without it, all cases run
-    if calls and is_quick(metafunc.config):
-        most = selection.remaining().get(selection.test_of(test))
-        chosen = selection.chosen(calls, test.get_closest_marker("few"), most)
-        if not chosen and most is None:  # without a call, pytest would take the test for one without parameters
+    if calls and has_choice(metafunc.config):
+        name, mark = selection.test_of(test), test.get_closest_marker("few")
+        every, most = selection.chosen(calls, mark), selection.remaining().get(selection.test_of(test))
+        quick = selection.chosen(calls, mark, most)
+        metafunc.config.stash.setdefault(QUICK, {})[name] = {call.id for call in quick}
+        if not every:  # without a call, pytest would take the test for one without parameters
             calls[0].marks.append(pytest.mark.skip(reason="runs with --all-cases").mark)
-        calls[:] = chosen or calls[:1]
+        calls[:] = (every if metafunc.config.getoption("--rest") else quick) or calls[:1]
 
 
 def pytest_terminal_summary(terminalreporter, config):
@@ -80,12 +86,22 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without the tests that the quick command leaves out, and one case after the other."""
-    counts = selection.remaining() if is_quick(config) else {}
-    left_out = [item for item in items if counts.get(selection.test_of(item)) == 0]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-    items[:] = selection.neighbours([item for item in items if counts.get(selection.test_of(item)) != 0])
+    """The quick tests, or the rest, one case after the other."""
+    if has_choice(config):
+        rest, quick = config.getoption("--rest"), config.stash.get(QUICK, {})
+        left_out = [item for item in items if is_quick(item, quick) == rest]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_quick(item, quick) != rest]
+    items[:] = selection.neighbours(items)
+
+
+def is_quick(item, quick: dict[str, set[str]]) -> bool:
+    """Whether an item is among the quick ones; `quick` has the identifiers of those with parameters."""
+    name = selection.test_of(item)
+    if name in quick and hasattr(item, "callspec"):
+        return item.callspec.id in quick[name] or (not quick[name] and selection.remaining().get(name) != 0)
+    return selection.remaining().get(name) != 0
 
 
 def pytest_collection_finish():

@@ -1,11 +1,12 @@
-"""Which cases run: the quick command, ``pytest``, runs a choice in two minutes; ``pytest --all-cases`` runs every case.
+"""Which cases run: ``pytest`` runs a quick choice, ``pytest --rest`` what it leaves out, ``pytest --all-cases`` every case.
 
 Three rules choose the quick cases, the same ones every time:
 
 1. Of a test with ``pytest.mark.few(n)``, `n` cases run, chosen so that each value of each parameter is among them as far as
    that goes. Of a test without the mark run all cases, but `FEW` of those on native.
 2. `tests/thorough.txt` lists the tests that take long, with the number of their cases that remain, which may be 0. The cases
-   are chosen likewise, among those of rule 1. In place of the number may be the name of the only case that remains.
+   are chosen likewise, among those of rule 1; the others are the rest. Instead of the number may be the name of the only case
+   that remains.
 3. A test that is named in the command runs with all its cases.
 """
 

@@ -264,9 +264,8 @@ def _append(c: Call) -> list[Part]:
     values, width = [*after, *before], c.sample[-1]
     if not values:
         return []
-    parts = [
-        Part(layers.Append(**{f"value_{k}": float(value) for k, value in enumerate(values)}), [*np.array(values)[:, None]])
-    ]
+    starts: dict[str, Any] = {f"value_{k}": float(value) for k, value in enumerate(values)}
+    parts = [Part(layers.Append(**starts), [*np.array(values)[:, None]])]
     if before:
         order = [*range(width + len(after), width + len(values)), *range(width + len(after))]
         parts.append(Part(layers.Select(order)))

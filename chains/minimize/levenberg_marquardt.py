@@ -21,6 +21,7 @@ from chains.minimize.stopping import EPSILON, PRECISE, REST, Limits, falls_littl
 MIN_SCALE = 0.1  # of the largest of D times the square of a parameter at the start
 RADIUS_TOLERANCE = 0.5  # of a step's length: a smaller tolerance costs more solutions of the equations, and gains nothing
 MAX_CORRECTIONS = 10  # of the damping, for a step
+FORGET = 1e-8  # of the largest size of the loss: at lower ones, sizes and scales of earlier points are forgotten
 MAX_FACTORINGS = 50  # of a matrix that is not positive, by rounding; the damping grows tenfold after each
 
 STUCK = "no lower value was found at any damping, though the model promises one"
@@ -49,11 +50,16 @@ class LevenbergMarquardt:
         self.calls = 1  # points at which the function was called
         self.fall = 0.0  # of the value, in the last step
         self._low, self._high = low, high
-        self._largest, self._most = np.zeros(len(p)), 0.0  # of the diagonal of J'J, and of the sizes of the loss
+        self._most = 0.0  # of the sizes of the loss
+        self._begin()
+
+    def _begin(self) -> None:
+        """Look at a point that is the start, or as good as one."""
+        self._largest, self._recent = np.zeros(len(self.p)), 0.0  # of the diagonal of J'J, and of the sizes since the start
         self._used = 0  # parameters on which something depends at the start
         self._look()
         # Lengths are kept as squares, whose unit is that of the loss: other powers of two change no bits.
-        self._radius = self._tried = self._length(p) or 2.0 * self.value or 1.0
+        self._radius = self._tried = self._length(self.p) or 2.0 * self.value or 1.0
         self._damping = self._least
 
     def _look(self) -> None:
@@ -64,7 +70,7 @@ class LevenbergMarquardt:
         way = way_down(self.p, self.g, self._low, self._high)
         self._promised = promised_fall(self.g, columns, way)
         self._size = max(self.value, 0.5 * float(self.p @ (self._matrix @ self.p)))
-        self._most = max(self._most, self._size)
+        self._most, self._recent = max(self._most, self._size), max(self._recent, self._size)
         self._largest = np.maximum(self._largest, columns)
         least = MIN_SCALE * float((self._largest * self._squares).max(initial=0.0)) / self._sizes
         idle = self._largest == 0.0  # frozen parameters, and others on which nothing has depended yet
@@ -83,7 +89,7 @@ class LevenbergMarquardt:
 
     def converged(self, limits: Limits) -> bool:
         """Whether the gradient and the next step promise little, or the value is zero; see `stopping`."""
-        if self.value <= limits.floor * self._most:
+        if self.value <= limits.floor * max(self._size, limits.floor * self._most):
             return True
         little = limits.promise * self._size
         return self._promised <= little and self._next_promise() <= min(little, REST * self.value)
@@ -174,8 +180,10 @@ class LevenbergMarquardt:
             if fall >= 1e-4 * promised:
                 self.p = p
                 self._look()
+                if self._size < FORGET * self._recent:
+                    self._begin()
                 self.fall = fall
-                return ""
+                return "" if math.isfinite(self.value + float(abs(self.g).sum())) else SINGULAR
 
     def _explain(self, promised: float) -> str:
         """The reason why a step finds no lower value: rounding, or a Jacobian that does not belong to the values."""

@@ -29,7 +29,7 @@ class Limits:
 
     gtol: float
     promise: float  # of the size of the loss
-    floor: float  # of the largest size so far: lower values are zero
+    floor: float  # of the size, or its square of the largest size so far: lower values are zero
 
     @staticmethod
     def of(gtol: float) -> Limits:

@@ -105,10 +105,6 @@ class Call:
         data = self.data
         return data["t"].shape[1:], data["weights"].shape[1:] if "weights" in data else None, "lengths" in data
 
-    def alone(self, **own: Any) -> dict[str, Any]:
-        """The arguments, with some others instead."""
-        return {**self.given, **own}
-
 
 # The door
 

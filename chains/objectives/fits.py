@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from chains.backends.base import Fitter
-from chains.minimize.levenberg_marquardt import MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
+from chains.minimize.levenberg_marquardt import FORGET, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
 from chains.minimize.rows import CompiledFits
 from chains.minimize.stopping import REST, Limits
 from chains.network import record_derivatives
@@ -29,7 +29,7 @@ def started(
     limits = Limits.of(gtol)
     settings = {
         "promise": limits.promise, "floor": limits.floor, "rest": REST, "ftol": ftol, "min_scale": MIN_SCALE,
-        "tolerance": RADIUS_TOLERANCE, "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
+        "tolerance": RADIUS_TOLERANCE, "forget": FORGET, "max_corrections": MAX_CORRECTIONS, "max_factorings": MAX_FACTORINGS,
     }  # fmt: skip
     return cast(CompiledFits, fitter.start(p, low, high, settings))
 

@@ -171,7 +171,7 @@ class View:
         Parameters
         ----------
         axis : int
-            Not the batch.
+            Counted with the batch, but not the batch itself.
         parts : int
             The number of parts. Raises ValueError unless the axis divides evenly.
         """
@@ -189,7 +189,7 @@ class View:
         Parameters
         ----------
         first, second : int
-            The axes, neither of them the batch.
+            The axes, counted with the batch; neither is the batch itself.
         """
         first, second = self._axis(first), self._axis(second)
         if any(isinstance(self.shape[axis], Batch) for axis in (first, second)):
@@ -229,7 +229,7 @@ class View:
         Parameters
         ----------
         axis : int
-            Not the batch.
+            Counted with the batch, but not the batch itself.
         start, stop : int
             The first entry, and the entry after the last one.
         """
@@ -246,7 +246,8 @@ class View:
         Parameters
         ----------
         axis, k : int
-            The axis, which is not the batch, and the entry. As in NumPy, negative ones count from the end.
+            The axis, counted with the batch but not the batch itself, and the entry. As in NumPy, negative ones count from
+            the end.
 
         Raises
         ------

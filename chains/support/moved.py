@@ -17,6 +17,7 @@ MOVED = {  # by the earlier names of version 0.2.0; only modules whose objects a
     "chains.layers.cells": "chains.layers.rnn",
     "chains.layers.resample": "chains.layers.shape",
     "chains.layers.select": "chains.layers.shape",
+    "chains.network.objective": "chains.objectives.objective",
     "chains.optimizers.rmsprop": "chains.optimizers.adagrad",
     "chains.program.window": "chains.program.operations",
     "chains.residuals.tracing": "chains.residuals.loss",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -97,12 +97,14 @@ def from_arrays(call: Call, settings: Mapping[str, Any]) -> ArrayBatches:
         raise TypeError(f"`t` must be None: `x` (a {type(x).__name__}) is a source of batches, which gives targets too")
     if p.ndim == 1:
         arrays, criterion = executables.problem(call)
-        batches = ArrayBatches(arrays, criterion, **settings)
+        kind: type[ArrayBatches] = ArrayBatches
+        own, samples = dict[str, Any](), len(arrays["x"])
     else:
         members, criterion = member_problem(call, len(p))
-        batches = MemberBatches(dict(members.arrays), criterion, **settings, members=members)
-    size = _check_batch_size(call.network, batches.samples, batches.batch_size, batches.drop_last)
-    return replace(batches, arrays=arguments.to_device_of(p, batches.arrays, move=False), batch_size=size)
+        arrays, kind, own, samples = dict(members.arrays), MemberBatches, {"members": members}, members.samples
+    size = _check_batch_size(call.network, samples, settings["batch_size"], settings["drop_last"])
+    arrays = arguments.to_device_of(p, arrays, move=False)
+    return kind(arrays, criterion, **{**settings, "batch_size": size}, **own)
 
 
 def member_problem(call: Call, count: int) -> tuple[Members, Criterion]:

@@ -18,6 +18,7 @@ DOORS = ["interop", "exporting", "sklearn", "files", "callbacks", "queueing", "t
 # `Chain` is the page of all calls: it is where the rings meet.
 MEETING = {"chain.py": {"objectives"}}
 TOUR = PACKAGE.parent / "docs" / "design" / "core.md"
+HOUSE = TOUR.parent.parent / "design.md"
 LISTED = re.compile(r"`([\w/]+\.py)` \| (\d+) \|")
 
 
@@ -39,6 +40,25 @@ def test_every_room_is_in_a_ring():
     assert rooms == {*CORE, *USES, *DOORS}
     assert len(CORE) + len(USES) + len(DOORS) == len(rooms)
     assert {*CORE, *USES, *DOORS} <= {*FLOOR, *rooms}
+
+
+def rooms_of_the_tour() -> dict[str, int]:
+    """The row of each room in the tour's table."""
+    table = HOUSE.read_text().split("\n## Rooms\n")[1].split("\n### Rings\n")[0]
+    rows = [re.findall(r"`(\w+)(?:/|\.py)`", line.split("|")[1]) for line in table.splitlines() if line.startswith("| `")]
+    return {room: number for number, names in enumerate(rows) for room in names}
+
+
+@pytest.mark.skipif(not HOUSE.exists(), reason="the documentation is not here")
+def test_the_tour_lists_rooms_below_those_they_import():
+    row = rooms_of_the_tour()
+    assert set(row) == {*CORE, *USES, *DOORS}
+    later = {
+        path: {name for name in imports(path) if row.get(name, 0) > row[ring(path)]}
+        for path in house_files
+        if ring(path) in row
+    }
+    assert {path: names for path, names in later.items() if names} == {}
 
 
 def test_the_core_imports_neither_uses_nor_doors():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from chains import Chain, Dense, Equations, MSELoss, SquaredLoss, minimize, tanh
-from chains.expr import exp
+from chains.expr import exp, sqrt
 from chains.layers import Scale
+from chains.minimize.levenberg_marquardt import SINGULAR
 from chains.minimize.minimize import LIMIT
 from tests.minimize.test_rows import reference
 
@@ -137,6 +138,34 @@ def test_small_starts_of_lm(size, compiled):
     found = minimize(objective if compiled else reference(objective), size * start, "LM")
     assert found.success
     assert found.fun == pytest.approx(minimize(objective, start, "LM").fun, rel=1e-6)
+
+
+@both_paths
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize(("unit", "start"), [(1e-9, 1e8), (1e-6, 1e4), (1e-2, 1e8)])
+def test_starts_far_above_the_data(unit, start, noise, compiled):
+    """The loss at the start says nothing about what is zero, and its scales hold no parameter."""
+    net = Chain(
+        Equations(lambda t, a, k: a * exp(-k * t), ("t",), parameters={"a": 1.0, "k": 1.0}),
+        backend="auto" if compiled else "numpy",
+    )
+    signal = np.exp(-1.3 * TIME) * (1.0 + noise * np.random.default_rng(0).normal(size=TIME.shape))
+    objective = net.objective(TIME, unit * signal, SquaredLoss())
+    found = minimize(objective if compiled else reference(objective), np.array([start, 0.7]), "LM")
+    assert found.success
+    np.testing.assert_allclose(found.x, [unit, 1.3], rtol=max(1e-3, noise))
+
+
+@both_paths
+def test_a_point_without_a_jacobian_is_said(compiled):
+    net = Chain(
+        Equations(lambda t, a, k: a * exp(-t) + sqrt(k) * t, ("t",), parameters={"a": 1.0, "k": 1.0}),
+        backend="auto" if compiled else "numpy",
+    )
+    objective = net.objective(TIME, 2.0 * np.exp(-TIME), SquaredLoss())
+    bounds = np.array([-10.0, 0.0]), np.array([10.0, 10.0])
+    found = minimize(objective if compiled else reference(objective), np.ones(2), "LM", bounds=bounds)
+    assert (found.success, found.message, found.nit) == (False, SINGULAR, 0)
 
 
 @both_paths

@@ -38,15 +38,16 @@ FIT = Struct(
     },
     {
         "promise": "double", "floor": "double", "rest": "double", "ftol": "double", "min_scale": "double",
-        "tolerance": "double", "max_corrections": "i64", "max_factorings": "i64",
+        "tolerance": "double", "forget": "double", "max_corrections": "i64", "max_factorings": "i64",
         "least": "double", "most": "double", "tried": "double", "damping": "double",  # what changes
     },
     {"next": "ptr", "count": "i64", "members": "ptr", "places": "ptr", "place_count": "i64"},  # as of `epoch.LANE`
 )  # fmt: skip
-# Of a member, doubles. `promised`, `size` and `largest` are of the loss, `used` is the number of parameters on which something
-# depends at the start. `radius` and `tried` are squares of lengths.
+# Of a member, doubles. `promised`, `size`, `largest` and `recent` are of the loss, `recent` since the start was set. `used` is
+# the number of parameters on which something depends at the start. `radius` and `tried` are squares of lengths.
 NUMBERS = (
-    "value", "promised", "size", "largest", "used", "fall", "damping", "radius", "tried", "iterations", "calls", "status",
+    "value", "promised", "size", "largest", "recent", "used", "fall", "damping", "radius", "tried", "iterations", "calls",
+    "status",
 )  # fmt: skip
 # The status, in the order of `chains.minimize.rows.MESSAGES`.
 RUNNING, CONVERGED, FALLS_LITTLE, PRECISE, STUCK, INFINITE, SINGULAR = range(7)
@@ -351,7 +352,8 @@ def _look(module: Module) -> Function:
     f.when(f.compare("oeq", w.number("used"), zero), lambda: _note_sizes(w))
     w.put("promised", _promised(w))
     w.put("size", _size(w))
-    w.put("largest", w.larger(w.number("size"), w.number("largest")))
+    for name in ("largest", "recent"):
+        w.put(name, w.larger(w.number("size"), w.number(name)))
     w.each(n, lambda i: w.write(largest, i, w.larger(w.diagonal(i), w.at(largest, i))))
     top = w.times(w.get("min_scale"), w.most(n, lambda i: w.times(w.at(largest, i), w.at(squares, i))))
 
@@ -375,6 +377,27 @@ def _note_sizes(w: _Fit) -> None:
     w.put("used", w.larger(w.total(n, lambda i: f.select(used(i), one, zero)), one))
     w.each(n, lambda i: w.write(start, i, f.select(used(i), w.at(start, i), zero)))
     _set_sizes(w)
+
+
+def _set_radius(w: _Fit) -> None:
+    """The radius and the damping at a start."""
+    length, zero = w.length(w.get("at")), w.constant(0.0)
+    for other in (w.times(w.constant(2.0), w.number("value")), w.constant(1.0)):
+        length = w.f.select(w.f.compare("oeq", length, zero), other, length)
+    w.put("damping", w.get("least"))
+    w.put("radius", length)
+    w.put("tried", length)
+
+
+def _begin_again(w: _Fit) -> None:
+    """Let the point be the start."""
+    n, zero = w.get("n"), w.constant(0.0)
+    for name in ("recent", "used"):
+        w.put(name, zero)
+    w.each(n, lambda i: w.write(w.get("largest"), i, zero))
+    w.each(n, lambda i: w.write(w.get("start"), i, w.at(w.get("at"), i)))
+    w.call("look", I64)
+    _set_radius(w)
 
 
 def _set_sizes(w: _Fit) -> None:
@@ -478,7 +501,9 @@ def _converged(module: Module) -> Function:
     w = _Fit(module, "converged", "i64")
     f, d, slope = w.f, w.get("d"), w.get("slope")
     value, no = w.number("value"), integer(0)
-    w.return_if(f.compare("ole", value, w.times(w.get("floor"), w.number("largest"))), lambda: integer(1))
+    floor = w.get("floor")
+    zero = w.times(floor, w.larger(w.number("size"), w.times(floor, w.number("largest"))))
+    w.return_if(f.compare("ole", value, zero), lambda: integer(1))
     little = w.times(w.get("promise"), w.number("size"))
     w.return_if(w.inverse_of(f.compare("ole", w.number("promised"), little)), lambda: no)
     kept = {name: w.number(name) for name in ("damping", "tried")}
@@ -562,6 +587,8 @@ def _step(module: Module) -> Function:
         def accept(fall: Value) -> Value:
             w.each(n, lambda i: w.write(at, i, w.at(p, i)))
             good = w.call("look", I64)
+            shrunk = f.compare("olt", w.number("size"), w.times(w.get("forget"), w.number("recent")))
+            f.when(shrunk, lambda: _begin_again(w))
             w.put("fall", fall)
             return f.select(f.compare("eq", good, integer(1)), integer(0), integer(SINGULAR))
 
@@ -587,12 +614,7 @@ def _advance(module: Module) -> Function:
 
     def begin() -> None:
         w.put("calls", w.constant(1.0))
-        w.put("damping", w.get("least"))
-        length = w.length(at)
-        for other in (w.times(w.constant(2.0), w.number("value")), w.constant(1.0)):
-            length = f.select(f.compare("oeq", length, zero), other, length)
-        w.put("radius", length)
-        w.put("tried", length)
+        _set_radius(w)
 
     f.when(f.compare("oeq", w.number("calls"), zero), begin)
 
