@@ -102,7 +102,7 @@ class Verdict:
     second: np.ndarray  # the same at the second points
     further: np.ndarray  # the same, or what it is at further points if these are more
     relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
-    change: float  # of the outputs since the last verdict after a long round, as a share of their deviation
+    change: float  # of the outputs in the last long round and after it, as a share of their deviation
 
     @property
     def differing(self) -> list[int]:
@@ -148,7 +148,7 @@ class Judge:
         squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
         self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
         self.exact = np.array([not _measured(problem, k) for k in range(len(squares))])
-        self.outputs = self._outputs(p)
+        self.earlier = self.outputs = self._outputs(p)  # before the last long round, and after it
 
     def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
         """Candidates for these terms between their points, `times` as many; None for others, and where there are none."""
@@ -168,10 +168,12 @@ class Judge:
     def look(self, p: np.ndarray, at: ResidualProblem, number: int = 0, *, short: bool = False) -> Verdict:
         """The residuals of the parameters `p`, which were trained at the points of `at`, in look `number`.
 
-        After a `short` round, the next change is that since the look before it as well: few iterations change little.
+        After a `short` round the change is that of the last long one as well: few iterations change little.
         """
-        second, before, outputs = self._losses(p, self.second), self.outputs, self._outputs(p)
-        self.outputs = before if short else outputs
+        second, outputs = self._losses(p, self.second), self._outputs(p)
+        if not short:
+            self.earlier, self.outputs = self.outputs, outputs
+        before = self.earlier
         with np.errstate(all="ignore"):
             deviation = np.maximum(outputs.std(axis=1), 1e-12 * abs(outputs).max(axis=1))
             change = (outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free

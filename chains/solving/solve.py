@@ -223,6 +223,7 @@ class _Run:
         self.best = float("inf")
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
+        self.cut = False  # whether the last round was ended by the number of iterations or by Ctrl-C, not by the method
         self.lost = False  # whether the last round made the second residuals much larger
         self.before = 0.0  # seconds of the runs before
 
@@ -308,7 +309,7 @@ class _Run:
     def _round(self, iterations: int, bar: Progress) -> float:
         """Iterations on new points and with new weights; returns the last loss."""
         solution = self.solution
-        self.rounds += 1
+        self.rounds, self.cut = self.rounds + 1, True
         causal = None if self.causal is None or self.causal.settled else self.causal
         at = self.problem
         pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
@@ -342,7 +343,7 @@ class _Run:
             )  # fmt: skip
         finally:
             self.p = latest
-        self.matrix = found.state
+        self.matrix, self.cut = found.state, self.done - first >= iterations
         self.failed = 0 if self.done > first else self.failed + 1
         renewed = any(pool is not None for pool in pools) or self.weights is not None
         if self.failed >= (MAX_FAILED if renewed else 1):
@@ -351,7 +352,7 @@ class _Run:
 
     def _look(self) -> Verdict:
         last = self.solution.iterations[-1] if self.solution.iterations else self.done
-        short = self.rounds > 0 and self.done - last < min(self.every, CAUSAL_ROUND)
+        short = self.rounds > 0 and self.cut and self.done - last < min(self.every, CAUSAL_ROUND)
         return self.judge.look(self.p, self.at, self.rounds, short=short)
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
@@ -391,7 +392,8 @@ class _Run:
             "success": s.success, "message": s.message,
         }  # fmt: skip
         arrays: dict[str, Any] = {
-            "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs
+            "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs,
+            "earlier": self.judge.earlier,
         }  # fmt: skip
         if self.matrix is not None:
             arrays["matrix"] = self.matrix
@@ -417,7 +419,8 @@ class _Run:
             self._add_points()
         for name, values in known.items():
             setattr(s, name, values)
-        self.p, s.p, self.judge.outputs = arrays["p"], arrays["best"], arrays["outputs"]
+        self.p, s.p = arrays["p"], arrays["best"]
+        self.judge.outputs, self.judge.earlier = arrays["outputs"], arrays.get("earlier", arrays["outputs"])
         s.problem = copy.copy(self.problem)
         s.problem.x, s.problem.t = arrays["x"], arrays["t"]
         self.before = s.seconds[-1]
