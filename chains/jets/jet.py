@@ -102,12 +102,23 @@ class Jet:
         self.record(loop.zeros)
         around, first = self.ops.pop_operations(), self._state
         body, entry = self._body(loop, first)
+        self._fill_missing(loop, entry)
+        body += self.ops.pop_operations()
         self.ops.operations = around
         for buffer, rows in first.written.items():
             for index in indices(self.orders):
                 if index in entry.written[buffer] - rows:
                     self.ops.fill(self.row(buffer.whole, index), 0.0)
         self.ops.operations.append(replace(loop.around(body), solves=None))  # its series are further results
+
+    def _fill_missing(self, loop: Loop, entry: State) -> None:
+        """At the end of a step: fill what the next one takes for written with zeros, if this step left it zero."""
+        for buffer, rows in entry.written.items():
+            missing = rows - self._written.get(buffer, rows)
+            if missing and not fills_first(loop.body, buffer):
+                for index in indices(self.orders):
+                    if index in missing:
+                        self.ops.fill(self.row(buffer.whole, index), 0.0)
 
     def _body(self, loop: Loop, first: State) -> tuple[list[Operation], State]:
         """The operations of any step, and what is written before it: what is before the loop, and after a step."""

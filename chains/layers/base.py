@@ -227,6 +227,7 @@ class Declaration:
         self._output: SampleShape | None = None
         with noted(self, "declare"):
             layer.declare(self)
+            self._check_names()
         vars(layer)["_chains_declared"] = True
 
     def __repr__(self) -> str:
@@ -458,6 +459,17 @@ class Declaration:
     def _scratch(self, name: str, shape: Any) -> SampleShape:
         taken = ChainMap(self.saved_shapes, self.shared_shapes, self.temporary_shapes, self.carried_shapes)
         return self._declared("scratch array", name, shape, taken)[1]
+
+    def _check_names(self) -> None:
+        """Raise ValueError for a scratch array whose name in `s` has another meaning."""
+        cell, state = ("before", "after", "d_before", "d_after") * bool(self.carried_shapes), ("state", "new_state")
+        taken = ("children", *cell, *state * bool(self.state_slices))
+        for name in (*self.saved_shapes, *self.shared_shapes, *self.temporary_shapes):
+            if name in taken:
+                raise ValueError(
+                    f"{type(self.layer).__name__}.declare names a scratch array {name!r}, but `s.{name}` has another meaning "
+                    f"in {'a cell' if self.carried_shapes else 'a layer'}: choose another name"
+                )
 
     def _full(self, name: str) -> str:
         return f"{self.name}.{name}" if self.name and name else self.name or name

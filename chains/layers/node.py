@@ -76,6 +76,7 @@ class Node:
         self._derived: dict[Any, Derived] = {}  # by input and output; for the step of a loop, by the number of loops
         self._kept: list[View] = []  # scratch arrays that derived pullbacks read, if they are kept for each step of a loop
         self._step: Callable[[View], View] | None = None  # the part of a saved array for this step of a loop
+        self._twins: list[Node] = []  # this layer at its other places in a derived layer
         self.children = [Node(child, ops, vectors) for child in declaration.children]
         values, gradients = (_windows(vector, declaration.slices) for vector in (vectors.p, vectors.g))
         for name, entry in declaration.slices.items():
@@ -110,6 +111,10 @@ class Node:
     def forward(self, ops: Recorder, x: View, y: View) -> None:
         begun = len(ops.operations)
         self._check_kind(x)
+        if ops.keeps_parts and any(isinstance(each, Part) and each.node is self for each in ops.operations):
+            self._twins.append(self._twin(ops, len(self.declaration.kept_axes)))
+            self._twins[-1].forward(ops, x, y)
+            return
         with noted(self.declaration, "forward"), ops.label(self._label("")):
             if derives(self.declaration.layer):
                 ops.operations += self._derive(ops, x, y).forward
@@ -133,8 +138,11 @@ class Node:
         places, cotangents = self._places(ops, x, y)
         results = [y, *self._carried("after")[1:]]
         record = partial(self._record_forward, ops, x, y)
+        for child in self.children:
+            child._twins = []
         forward, pullback = derive(ops, record, places, results, self._label("'"))
-        pullback += self._zeros(ops, pullback)
+        if self.children:
+            pullback += self._gradients_of_parts(ops, pullback)
         if self._step is not None:
             given = [x, y, *self._arrays()]
             forward, pullback = keep(forward, pullback, given, ops.depth, partial(self._saved_at_a_step, ops))
@@ -142,19 +150,46 @@ class Node:
         self._derived[key] = Derived(forward, pullback, [*cotangents, x, y, *self._arrays()], ops.depth)
         return self._derived[key]
 
-    def _zeros(self, ops: Recorder, pullback: Sequence[Operation]) -> list[Operation]:
-        """What fills the gradients of layers within this one that `forward` does not use."""
-        written = [out for operation in pullback for out in operation.writes]
-        with ops.aside() as recorded:
-            for gradient in (view for child in self.children for view in child._gradients()):
-                if not any(overlap(out, gradient) for out in written):
-                    ops.fill(gradient, 0.0)
-        return recorded
+    def _twin(self, ops: Recorder, kept_axes: int) -> Node:
+        """The layer at a further place in a derived layer: its gradients and saved arrays are scratch of this place.
 
-    def _gradients(self) -> Iterator[View]:
-        yield from vars(self.g).values()
-        for child in self.children:
-            yield from child._gradients()
+        Of a saved array, this many axes are steps of a loop around the derived layer, which keeps what its pullback reads.
+        """
+        own = self.declaration
+        if kept_axes and len(own.kept_axes) > kept_axes:
+            raise NotImplementedError(
+                f"{own.layer!r} is used twice in a layer that a loop repeats, and has a loop itself: "
+                "declare a part for each use"
+            )
+        twin = copy.copy(self)
+        twin._derived, twin._kept, twin._twins, twin._step = {}, [], [], None
+        twin.children = [child._twin(ops, kept_axes) for child in self.children]
+        parameters = vars(self.g).items()
+        gradients = {name: ops.scratch(f"{name} again", view.sample_shape, batched=False) for name, view in parameters}
+        twin.g = self._names("g", "parameters", gradients)
+        saved = {name: ops.scratch(name, shape[kept_axes:]) for name, shape in own.saved_shapes.items()}
+        shared = {name: ops.scratch(name, shape, batched=False) for name, shape in own.shared_shapes.items()}
+        twin._saved = self._saved | saved | shared
+        return twin
+
+    def _gradients_of_parts(self, ops: Recorder, pullback: Sequence[Operation]) -> list[Operation]:
+        """What completes the gradients of parts: zeros for one that is not pulled back, a sum for one of several places."""
+        written = [view for each in pullback for view in each.writes]
+        with ops.aside() as operations, ops.label(self._label("'")):
+            for child in self.children:
+                for g, *others in zip(*(node._gradients() for node in (child, *child._twins)), strict=True):
+                    first, *rest = [each for each in (g, *others) if any(overlap(out, each) for out in written)] or [None]
+                    if first is None:
+                        ops.fill(g, 0.0)
+                    else:
+                        ops.copy(g, first)
+                    for each in rest:
+                        ops.map(g, lambda total, term: total + term, g, each)
+        return operations
+
+    def _gradients(self) -> list[View]:
+        """The gradients of this layer and its parts."""
+        return [*vars(self.g).values(), *(view for child in self.children for view in child._gradients())]
 
     def _places(self, ops: Recorder, x: View, y: View) -> tuple[list[Place], list[View]]:
         """The arrays that `forward` is given, and the cotangents of y, x and of what it carries. Ids have no cotangent."""
@@ -170,7 +205,8 @@ class Node:
 
     def _carried(self, name: str) -> list[View]:
         """The arrays that a cell carries; of others none."""
-        return list(vars(self._saved[name]).values()) if name in self._saved else []
+        views = self._saved.get(name)
+        return list(vars(views).values()) if isinstance(views, Names) else []
 
     def _arrays(self) -> Iterator[View]:
         """The arrays of this layer and its parts that another step of a loop, or its pullback, has elsewhere."""

@@ -22,6 +22,7 @@ from chains.expr.formulas import Formula
 from chains.expr.nodes import as_expr
 from chains.program import operations as op
 from chains.program.alias import across, overlap
+from chains.program.loop import Loop
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from chains.program.view import Batch, Buffer, View, scratch_like
@@ -506,7 +507,7 @@ RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
 def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequence[Place]) -> list[Operation] | None:
     """The operations with overwritten arrays that the pullback reads in separate memory; None if there are none.
 
-    Raises ValueError where that is impossible.
+    Raises ValueError for an array of a layer within the layer.
     """
     changed: list[Operation] | None = None
     pending = list(reads)
@@ -523,20 +524,17 @@ def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequenc
 def _separated(
     operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]
 ) -> tuple[list[Operation], Callable[[Read], Read]]:
-    """The operations with the array before the operation `end` in separate memory; that operation overwrites all of it.
+    """The operations with the array before the operation `end`, which overwrites it, in separate memory.
 
     Also a function that gives a read of the array its new place.
     """
     place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole)
-
-    def replaces(operation: Operation) -> bool:
-        return not operation.accumulates and any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
-
-    begin = next((k for k in reversed(range(end)) if replaces(operations[k])), -1)
-    touched = [each for each in operations[max(begin, 0) : end + 1] if any(place.holds(one) for one in each.views)]
-    if not replaces(operations[end]) or any(isinstance(each, Part) for each in touched):
+    begin = next((k for k in reversed(range(end)) if _replaces(operations[k], place)), -1)
+    last = operations[end]
+    read = [one for each in operations[max(begin, 0) : end] if isinstance(each, Part) for one in each.views]
+    if any(place.holds(one) for one in (*read, *(last.ins if isinstance(last, Part) else ()))):
         raise ValueError(
-            f"`{operations[end].name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
+            f"`{last.name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
             "separate array, declared by d.temporary(name, shape)"
         )
     own = scratch_like(place.view, f"{place.view} before")
@@ -544,17 +542,30 @@ def _separated(
     def moved(each: View) -> View:
         return place.to(each, own) if place.holds(each) else each
 
-    def placed(read: Read) -> Read:
-        inside = begin < read.position + read.after <= end
-        return replace(read, view=moved(read.view)) if inside else read
-
     changed = list(operations)
     for k in range(max(begin, 0), end):
         changed[k] = operations[k].on(moved)
         if k == begin:
             changed[k] = replace(changed[k], ins=operations[k].ins)
-    changed[end] = replace(operations[end], ins=tuple(map(moved, operations[end].ins)))
+    if not isinstance(last, Loop):
+        changed[end] = replace(last, ins=tuple(map(moved, last.ins)))
+    copied = not _replaces(last, place)  # the rest of the array, or the start of what a loop carries
+    if copied:
+        changed.insert(end, op.Copy((place.view,), (own,), label=last.label))
+
+    def placed(read: Read) -> Read:
+        inside = begin < read.position + read.after <= end
+        position = read.position + (copied and read.position >= end)
+        return replace(read, position=position, view=moved(read.view) if inside else read.view)
+
     return changed, placed
+
+
+def _replaces(operation: Operation, place: Place) -> bool:
+    """Whether an operation fills all of an array, and needs no contents of it in its own memory."""
+    if operation.accumulates or (isinstance(operation, Loop) and any(map(place.holds, operation.reads))):
+        return False
+    return any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
 
 
 def _covers(view: View, whole: View) -> bool:

@@ -144,6 +144,10 @@ class ResidualProblem:
         """The scales of the problem; a guess of them, as by ``scales={}``, if it has none."""
         return self.scales or find_scales(self.loss, self._sampled(), {})
 
+    def sizes(self, pairs: Mapping[str, tuple[float, float]]) -> tuple[tuple[float, ...], ...]:
+        """The size of each equation of each term for variables of these offsets and lengths, all of them."""
+        return find_scales(self.loss, self._sampled(), pairs).residuals
+
     def _sampled(self) -> list[Sampled]:
         """The residual of each term at those of its points that have a weight."""
         found, begin = [], 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from chains.residuals.loss import Residual, ResidualLoss
-from chains.residuals.scales import Pair, Scales
+from chains.residuals.scales import FAR, Pair, Scales
 from chains.support import streams
 
 SAMPLES = 256  # points of a term at which sizes are taken
@@ -40,7 +40,7 @@ def find_scales(loss: ResidualLoss, terms: Sequence[Sampled], given: Mapping[str
     trials = [_Trial(replace(loss, scales=unscaled), number, term) for number, term in enumerate(terms)]
     least = {k: outputs[k][1] for k, name in enumerate(loss.outputs) if name not in given}
     found = _balanced(trials, outputs, least)
-    sizes = tuple(tuple(_rms(values) or 1.0 for values in trial(found)) for trial in trials)
+    sizes = tuple(tuple(_size(values) or 1.0 for values in trial(found)) for trial in trials)
     return Scales(coordinates, tuple(found), sizes)
 
 
@@ -108,25 +108,35 @@ def _balanced(trials: Sequence[_Trial], outputs: Sequence[Pair], least: Mapping[
     The rest of a residual is its value where all outputs are at their offsets, such as a source.
     """
     found, wanted = [_or_one(pair) for pair in outputs], dict(least)
-    rest = [_rms(*trial(found, without=range(len(found)))) for trial in trials]
+    # Each equation has its own unit, so none is added to another.
+    rest = [[_rms(values) for values in trial(found, without=range(len(found)))] for trial in trials]
     for _ in range(ROUNDS if least else 0):
         before = list(found)
         everything = [trial(before) for trial in trials]
         for output, low in least.items():
             offset, length = before[output]
             wanted[output] = low
-            for trial, total, r in zip(trials, everything, rest, strict=True):
-                own = _rms(*(a - b for a, b in zip(total, trial(before, without=(output,)), strict=True)))
-                if own > 0.0 and NEGLIGIBLE * abs(offset) < length * (r / own) < math.inf:
-                    wanted[output] = max(wanted[output], length * (r / own))
+            for trial, totals, rests in zip(trials, everything, rest, strict=True):
+                others = trial(before, without=(output,))
+                for total, other, r in zip(totals, others, rests, strict=True):
+                    with np.errstate(all="ignore"):
+                        own = _rms(total - other)
+                    if own > 0.0 and NEGLIGIBLE * abs(offset) < length * (r / own) < math.inf:
+                        wanted[output] = max(wanted[output], length * (r / own))
             found[output] = offset, math.sqrt(length) * math.sqrt(wanted[output] or length)
     # Where a part does not grow with its length, as a sine does not, no length balances it.
     return [_or_one(outputs[k]) if wanted.get(k, 0.0) > 1.5 * pair[1] else pair for k, pair in enumerate(found)]
 
 
-def _rms(*arrays: np.ndarray) -> float:
+def _size(values: np.ndarray) -> float:
+    """The root of the mean square; without the largest quarter where this makes nearly all of it, as by exponentials."""
+    numbers = np.sort(abs(values[np.isfinite(values)]))
+    whole, most = _rms(numbers), _rms(numbers[: len(numbers) - len(numbers) // 4])
+    return most if whole > FAR * most > 0.0 else whole
+
+
+def _rms(values: np.ndarray) -> float:
     """The root of the mean square of the finite numbers, which may be 0."""
-    numbers = np.concatenate(arrays)
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = values[np.isfinite(values)]
     largest = float(abs(numbers).max(initial=0.0))
     return largest * float(np.sqrt(np.mean((numbers / largest) ** 2))) if largest else 0.0

@@ -23,6 +23,8 @@ FLAT = 1e-9  # the extent along an axis, as a share of the largest, below which 
 MOST_APART = 10.0  # the ratio of residuals at other points and at those of the training that still counts as equal
 LARGEST_RESIDUAL = 3e-3  # as a share of its size
 LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their deviation
+LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
+FURTHER = 8  # sets of further points that have to confirm a success
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
 
@@ -98,13 +100,17 @@ class Verdict:
 
     terms: np.ndarray  # each term's part of the loss, (terms,)
     second: np.ndarray  # the same at the second points
+    further: np.ndarray  # the same, or what it is at further points if these are more
     relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
-    change: float  # of the outputs since the last verdict, as a share of their deviation
+    change: float  # of the outputs in the last long round and after it, as a share of their deviation
 
     @property
     def differing(self) -> list[int]:
         """The terms whose residuals are much larger at the second points."""
-        return [k for k, (a, b) in enumerate(zip(self.terms, self.second, strict=True)) if not b <= MOST_APART * a]
+        return self._larger(self.second)
+
+    def _larger(self, losses: np.ndarray) -> list[int]:
+        return [k for k, (a, b) in enumerate(zip(self.terms, losses, strict=True)) if not b <= MOST_APART * a]
 
     @property
     def success(self) -> bool:
@@ -113,8 +119,9 @@ class Verdict:
     def sentence(self) -> str:
         """What a small loss means here, or what is wrong."""
         if not self.relative <= LARGEST_RESIDUAL:
-            if self.differing:
-                terms = ", ".join(map(str, self.differing))
+            differing = self._larger(self.further)
+            if differing:
+                terms = ", ".join(map(str, differing))
                 return (
                     f"the residual of term {terms} is larger between its points than at them: take more points, or `candidates`"
                 )
@@ -134,12 +141,14 @@ class Judge:
         fresh = self.spread(free, seed, 1)
         pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
         self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
-        self.renewable = [k for k in free if fresh[k] is not None and not np.ndim(problem.terms[k].weight)]
-        sizes = problem.guessed_scales().residuals
+        self.free, self.seed = [k for k in free if fresh[k] is not None], seed
+        self.renewable = [k for k in self.free if not np.ndim(problem.terms[k].weight)]
+        self.scales = problem.guessed_scales()
+        sizes = self.scales.residuals
         squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
         self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
         self.exact = np.array([not _measured(problem, k) for k in range(len(squares))])
-        self.outputs = self._outputs(p)
+        self.earlier = self.outputs = self._outputs(p)  # before the last long round, and after it
 
     def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
         """Candidates for these terms between their points, `times` as many; None for others, and where there are none."""
@@ -156,15 +165,50 @@ class Judge:
                 found[k] = replace(term, points=np.concatenate(parts), weight=weight)
         return found
 
-    def look(self, p: np.ndarray, at: ResidualProblem) -> Verdict:
-        """The residuals of the parameters `p`, which were trained at the points of `at`."""
-        second, before = self._losses(p, self.second), self.outputs
-        self.outputs = self._outputs(p)
+    def look(self, p: np.ndarray, at: ResidualProblem, number: int = 0, *, short: bool = False) -> Verdict:
+        """The residuals of the parameters `p`, which were trained at the points of `at`, in look `number`.
+
+        After a `short` round the change is that of the last long one as well: few iterations change little.
+        """
+        second, outputs = self._losses(p, self.second), self._outputs(p)
+        if not short:
+            self.earlier, self.outputs = self.outputs, outputs
+        before = self.earlier
         with np.errstate(all="ignore"):
-            deviation = np.maximum(self.outputs.std(axis=1), 1e-12 * abs(self.outputs).max(axis=1))
-            change = (self.outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
-        relative = float(np.sqrt((second / self.unit)[self.exact]).max(initial=0.0))
-        return Verdict(self._losses(p, at), second, relative, float(np.nanmax(change, initial=0.0)))
+            deviation = np.maximum(outputs.std(axis=1), 1e-12 * abs(outputs).max(axis=1))
+            change = (outputs - before).std(axis=1) / deviation  # a constant, as in a pressure, may be free
+        tightened = self._tightened(p)
+        relative = self._relative(second, tightened)
+        further = second
+        if relative <= LARGEST_RESIDUAL and self.free:
+            further = np.maximum(second, np.mean([self._losses(p, each) for each in self._further(p, number)], axis=0))
+            relative = self._relative(further, tightened)
+        return Verdict(self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)))
+
+    def _relative(self, second: np.ndarray, tightened: np.ndarray) -> float:
+        """The largest root of a mean squared residual, as a share of its term's size."""
+        return float((np.sqrt(second / self.unit) * tightened)[self.exact].max(initial=0.0))
+
+    def _further(self, p: np.ndarray, number: int) -> list[ResidualProblem]:
+        """The problem at several sets of points that are drawn for this look alone: a jump can hide from those of all looks."""
+        seeds = np.random.SeedSequence([self.seed, number, 2]).generate_state(FURTHER).tolist()
+        return [self.problem.resampled(self.net, p, self.spread(self.free, seed, 1), seed, k=0.0) for seed in seeds]
+
+    def _tightened(self, p: np.ndarray) -> np.ndarray:
+        """For each term, how many times smaller a residual's size is for outputs of the offsets and lengths of these, if any.
+
+        Where a formula grows without bound with an output, as rates of reactions do with the temperature, the size for guessed
+        scales can be orders of magnitude too large. Where outputs stay at zero, all residuals are small.
+        """
+        problem = self.problem
+        values = np.moveaxis(np.asarray(self.net(self.second.x, p)), -1, 0)
+        if problem.scales is not None:
+            values = [offset + length * y for (offset, length), y in zip(problem.scales.outputs, values, strict=True)]
+        lengths = [max(float(y.std()), LEAST_LENGTH * pair[1]) for y, pair in zip(values, self.scales.outputs, strict=True)]
+        pairs = [*self.scales.coordinates, *((float(y.mean()), length) for y, length in zip(values, lengths, strict=True))]
+        sizes = problem.sizes(dict(zip((*problem.coordinates, *problem.outputs), pairs, strict=True)))
+        ratios = [np.array(a) / np.array(b) for a, b in zip(self.scales.residuals, sizes, strict=True)]
+        return np.array([np.max(ratio, initial=1.0) for ratio in ratios])
 
     def _outputs(self, p: np.ndarray) -> np.ndarray:
         return np.stack([*self.problem.evaluate(self.net, p, self.second.points).values()])

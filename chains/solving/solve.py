@@ -27,7 +27,7 @@ from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
 from chains.solving.causal import CausalWeights, time_axis
-from chains.solving.second_points import Judge
+from chains.solving.second_points import Judge, Verdict
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
@@ -213,7 +213,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.net, self.problem, self.weights, self.method, self.every = net, problem, weights, method, every
         self.candidates, self.k, self.c, self.seed, self.metrics, self.digest = candidates, k, c, seed, metrics, digest
-        self.solution, self.start, self.p = Solution(p, problem), p.copy(), p
+        self.solution, self.start, self.p, self.at = Solution(p, problem), p.copy(), p, problem
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None
         self.rounds = self.failed = self.done = 0
@@ -223,6 +223,7 @@ class _Run:
         self.best = float("inf")
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
+        self.cut = False  # whether the last round was ended by the number of iterations or by Ctrl-C, not by the method
         self.lost = False  # whether the last round made the second residuals much larger
         self.before = 0.0  # seconds of the runs before
 
@@ -251,6 +252,8 @@ class _Run:
                 self._record(loss, clock(), path)
         except KeyboardInterrupt:
             solution.p = self.p
+            verdict = self._look()
+            solution.success, solution.message = verdict.success, verdict.sentence()
             solution.stopped = f"interrupted after {counted(self.done, 'iteration')}"
 
     def _begin_again(self, axis: int, steps: int, optimizer: Optimizer, bar: Progress) -> None:
@@ -306,7 +309,7 @@ class _Run:
     def _round(self, iterations: int, bar: Progress) -> float:
         """Iterations on new points and with new weights; returns the last loss."""
         solution = self.solution
-        self.rounds += 1
+        self.rounds, self.cut = self.rounds + 1, True
         causal = None if self.causal is None or self.causal.settled else self.causal
         at = self.problem
         pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
@@ -340,12 +343,17 @@ class _Run:
             )  # fmt: skip
         finally:
             self.p = latest
-        self.matrix = found.state
+        self.matrix, self.cut = found.state, self.done - first >= iterations
         self.failed = 0 if self.done > first else self.failed + 1
         renewed = any(pool is not None for pool in pools) or self.weights is not None
         if self.failed >= (MAX_FAILED if renewed else 1):
             solution.stopped = found.message
         return found.fun
+
+    def _look(self) -> Verdict:
+        last = self.solution.iterations[-1] if self.solution.iterations else self.done
+        short = self.rounds > 0 and self.cut and self.done - last < min(self.every, CAUSAL_ROUND)
+        return self.judge.look(self.p, self.at, self.rounds, short=short)
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
         solution = self.solution
@@ -353,12 +361,14 @@ class _Run:
         for name, number in numbers.items():
             if not hasattr(number, "__float__") or np.shape(number):
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
-        verdict = self.judge.look(self.p, self.at)
+        verdict = self._look()
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
         second = float(verdict.second.sum())
         self.lost = second > LOST * self.best
         if not self.lost:
-            solution.p, solution.success, solution.message = self.p.copy(), verdict.success, verdict.sentence()
+            solution.p = self.p.copy()
+        if not (self.lost and verdict.success):  # a run that loses its result has none to rely on
+            solution.success, solution.message = verdict.success, verdict.sentence()
         self.best = min(self.best, second)
         self.poor = self.lost or not verdict.relative <= POOR
         solution.second.append(second)
@@ -382,7 +392,8 @@ class _Run:
             "success": s.success, "message": s.message,
         }  # fmt: skip
         arrays: dict[str, Any] = {
-            "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs
+            "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs,
+            "earlier": self.judge.earlier,
         }  # fmt: skip
         if self.matrix is not None:
             arrays["matrix"] = self.matrix
@@ -408,7 +419,8 @@ class _Run:
             self._add_points()
         for name, values in known.items():
             setattr(s, name, values)
-        self.p, s.p, self.judge.outputs = arrays["p"], arrays["best"], arrays["outputs"]
+        self.p, s.p = arrays["p"], arrays["best"]
+        self.judge.outputs, self.judge.earlier = arrays["outputs"], arrays.get("earlier", arrays["outputs"])
         s.problem = copy.copy(self.problem)
         s.problem.x, s.problem.t = arrays["x"], arrays["t"]
         self.before = s.seconds[-1]

@@ -86,6 +86,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.gpu.kernels": ("kernels.tar.xz --problems ladder", {"kernels.rows": lambda: KERNELS}),
     "benchmarks.studies.natural_units": ("well --seeds 1 --iterations 2", {}),
     "benchmarks.studies.nist": ("Misra1a --perturbed 0 --backend numpy", {}),
+    "benchmarks.studies.nlme": ("Orange", {}),  # without R, a sentence
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
     "benchmarks.studies.population": ("--subjects 3 --seconds 1e-6", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),

@@ -352,10 +352,119 @@ def test_layers_with_a_loop_by_forward_alone(name):
     check_in_a_direction(layer, shape, native=name == "recurrence")
 
 
-def overwriting(ops, x, y, p, s):
-    ops.map(s.h, lambda x: x * x, x)
+def in_part(ops, x, y, p, s):
+    """Parts of an array whose earlier contents the pullback reads."""
+    ops.map(s.h, lambda x, w: x * w, x, p.w)
     ops.map(y, lambda h: h * h, s.h)
-    ops.fill(s.h.slice(1, 0, 1), 0.0)
+    ops.map(s.h.slice(1, 0, 1), lambda a, b: a * b, s.h.slice(1, 0, 1), s.h.slice(1, 1, 2))
+    ops.matmul(s.h, y, p.v, accumulate=True)
+    ops.map(y, lambda y, h: y * h, y, s.h)
+
+
+def in_a_loop(ops, x, y, p, s):
+    """A loop that begins with contents which the pullback reads."""
+    ops.map(s.h, lambda x, w: expr.tanh(x * w), x, p.w)
+    with ops.loop(2):
+        ops.map(s.h, lambda h, w: expr.sin(h * w) + h, s.h, p.w)
+    ops.matmul(y, s.h, p.v)
+    ops.fill(s.h, 1.0)
+
+
+OVERWRITING = {"in part": in_part, "in a loop": in_a_loop}
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_overwritten_contents_are_kept(name):
+    layer = Plain((3,), {"w": (3,), "v": (3, 3)}, {"h": (3,)}, OVERWRITING[name])
+    check_gradients(layer, (3,), batch=2, backends=BACKENDS)
+    check_in_a_direction(chains.ODE(layer, (0.0, 0.3), steps=1), (3,), native=False)
+
+
+class Twice(Layer):
+    """A layer at two places."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def declare(self, d):
+        d.output(d.child("part", self.layer, d.input))
+        d.temporary("h", d.input)
+
+    def forward(self, ops, x, y, p, s):
+        (part,) = s.children
+        part.forward(ops, x, s.h)
+        part.forward(ops, s.h, y)
+
+
+class TwiceInACell(Cell):
+    def declare(self, d):
+        d.carry("h", d.input)
+        d.child("part", Twice(chains.Dense(3, 3, "gelu")), d.input)
+        d.temporary("z", d.input)
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(s.z, lambda x, h: expr.tanh(x + h), x, s.before.h)
+        s.children[0].forward(ops, s.z, y)
+
+
+AT_TWO_PLACES = {
+    "dense": chains.Dense(3, 3, "gelu"),
+    "normalised": chains.LayerNorm(),
+    "network": chains.Chain(chains.Dense(3, 3, "tanh"), chains.BatchNorm(3)),
+    "derived": Twice(NEW["highway"][1]),
+}
+
+
+@pytest.mark.parametrize("name", AT_TWO_PLACES)
+def test_a_layer_at_two_places(name):
+    check_gradients(Twice(AT_TWO_PLACES[name]), (3,), batch=2, backends=["numpy"])
+
+
+@pytest.mark.parametrize("every", [None, 2])
+def test_a_layer_at_two_places_of_a_step(every):
+    check_in_a_direction(chains.Recurrent(TwiceInACell(), checkpoint_every=every), (3, 3), native=False)
+    check_in_a_direction(chains.ODE(Twice(chains.Dense(3, 3, "gelu")), (0.0, 0.3), steps=2), (3,), native=False)
+
+
+class OverPart(Layer):
+    """A layer whose part's result is overwritten in part."""
+
+    def declare(self, d):
+        d.child("part", chains.Dense(3, 3, "tanh"), d.input)
+        d.temporary("h", d.input)
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        s.children[0].forward(ops, x, s.h)
+        ops.map(y, lambda h: h * h, s.h)
+        ops.map(s.h, lambda h: h * h, s.h)
+
+
+class Between(Layer):
+    def declare(self, d):
+        d.saved("before", d.input)
+        d.shared("after", d.input)
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(s.before, lambda x: x * x, x)
+        ops.sum(s.after, s.before)
+        ops.map(y, lambda a, b: a * b, s.after, s.before)
+
+
+def test_names_of_scratch_arrays_that_cells_have():
+    check_gradients(Between(), (3,), batch=2, backends=["numpy"])
+
+
+@pytest.mark.parametrize("name", ["children", "before", "d_after"])
+def test_names_with_another_meaning_are_refused(name):
+    class Named(Scaled):
+        def declare(self, d):
+            super().declare(d)
+            d.temporary(name, (3,))
+
+    with pytest.raises(ValueError, match=f"a scratch array '{name}', but `s.{name}` has another meaning in a cell"):
+        chains.Chain(chains.Recurrent(Named()), input_shape=(2, 3)).init()
 
 
 def pooled(ops, x, y, p, s):
@@ -424,7 +533,7 @@ class Centred(Cell):
 
 
 WRONG = [
-    (ValueError, "`fill` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), overwriting),
+    (ValueError, "`map` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), OverPart()),
     (NotImplementedError, "no rule for the pullback of `max_pool_input`: write the layer's pullback", (3,), pooled),
     (NotImplementedError, "no rule for the pullback of a `loop` that leaves steps out", (3,), leaving_out),
     (NotImplementedError, "a `loop` that writes to `y` in a part for each step and uses it as a whole", (3,), whole_in_a_loop),
@@ -463,6 +572,29 @@ class Cubed(chains.Dense):
 
 def test_a_pullback_of_another_forward_is_not_used():
     check_in_a_direction(Cubed(3, 2), (3,), native=False)
+
+
+class Fading(Cell):
+    """A cell whose output the next step does not read: its cotangent is zero from the last step but one."""
+
+    def declare(self, d):
+        d.carry("h", d.input)
+        d.carry("m", d.input)
+        d.param("w", d.input, "normal")
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(y, lambda x, m, w: expr.tanh(w * expr.sin(x + m)), x, s.before.m, p.w)
+        ops.map(s.after.m, lambda m, y: 0.5 * m + y, s.before.m, y)
+
+
+@pytest.mark.parametrize("cell", [Fading(), Leaky()], ids=["fading", "leaky"])
+def test_second_derivatives_of_a_cell(cell):
+    net = chains.Chain(chains.Recurrent(cell), input_shape=(3, 3), backend="numpy")
+    rng, loss, h = np.random.default_rng(0), chains.SquaredLoss(), 1e-5
+    p, v, x = rng.normal(size=net.n_params), rng.normal(size=net.n_params), rng.normal(size=(2, 3, 3))
+    t = np.zeros((2, *net.output_shape))
+    up, down = (net.value_and_grad(p + sign * v, x, t, loss, mode="eval")[1] for sign in (h, -h))
+    assert_close(net.hvp(p, x, t, loss, v), (up - down) / (2 * h), 1e-7, "the product")
 
 
 class Unused(chains.Chain):

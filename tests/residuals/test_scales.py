@@ -120,6 +120,28 @@ def test_conditions_in_one_term_are_read_one_by_one():
     assert length == pytest.approx(50.0, rel=0.1)
 
 
+@pytest.mark.parametrize("newton", [1.0, 1e6])
+def test_equations_of_one_term_are_balanced_one_by_one(newton):
+    """An orbit, whose speed alone gives the length across; equations may have any unit."""
+    t = np.linspace(0.0, 4000.0, 60)[:, None]
+    motion = Term(lambda x, y: (x.tt, y.tt), t)
+    first = Term(lambda x, y: (x - 7e6, newton * y, x.t, y.t - 8e3), t[:1])
+    offset, length = ResidualProblem(("t",), ("x", "y"), [motion, first], scales={}).scales.outputs[1]
+    assert offset == 0.0
+    assert 4e6 < length < 4e7
+
+
+def test_exponentials_of_few_random_numbers_are_no_size():
+    """A rate of reaction at temperatures about zero, which occur among random ones."""
+    z = np.linspace(0.0, 5.0, 60)[:, None]
+    terms = [
+        Term(lambda c, T: (c.z + 2e7 * exp(-7200.0 / T) * c, T.z - 2e6 * exp(-7200.0 / T) * c), z),
+        Term(lambda c, T: (c - 1000.0, T - 350.0), z[:1]),
+    ]
+    sizes = ResidualProblem(("z",), ("c", "T"), terms, scales={}).scales.residuals
+    assert all(size < 1e9 for size in sizes[0])
+
+
 def test_the_problem_shows_its_scales():
     assert "x: 0 + 0.1 * [-1, 1]" in repr(cooling(scales={"x": 0.1}))
     assert "[-1, 1]" not in repr(cooling())

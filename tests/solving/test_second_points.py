@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains.solving.second_points import fresh_points
+from chains import Chain, Dense, ResidualProblem, Term, tanh
+from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points
 
 NONE = np.empty((0, 2))
 
@@ -50,3 +51,28 @@ def test_a_grid_is_a_region():
 )  # fmt: skip
 def test_boundaries_keep_their_points(points):
     assert drawn(points) is None
+
+
+def test_a_jump_between_the_second_points_is_found_at_further_ones():
+    net = Chain(Dense(1, 1, tanh), Dense(1, 1))
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u: u.x, np.linspace(0.0, 1.0, 50)[:, None])])
+    judge = Judge(net, np.array([1.0, 0.0, 1.0, 0.0]), problem, [None], 0)
+    x = np.sort(judge.second.points[:, 0])
+    at = np.argmax(np.diff(x))
+    slope = 60.0 / (x[at + 1] - x[at])
+    p = net.init(0, np.float64)
+    p[:] = [slope, -slope * (x[at] + x[at + 1]) / 2.0, 1.0, 0.0]
+    verdict = judge.look(p, problem)
+    assert np.sqrt(verdict.second / judge.unit) < LARGEST_RESIDUAL
+    assert not verdict.success
+    assert "between its points" in verdict.sentence()
+
+
+def test_residuals_of_an_output_that_stays_near_zero_are_not_small():
+    """A residual of a ten-thousandth of its size is all of the output there is."""
+    net = Chain(Dense(1, 1))
+    decay = [Term(lambda n: n.t - 0.1 * n, np.linspace(0.0, 100.0, 50)[:, None])]
+    problem = ResidualProblem(("t",), ("n",), decay, scales={"n": 1000.0})
+    judge = Judge(net, np.array([0.0, 1.0]), problem, [None], 0)
+    assert judge.look(np.array([0.0, 1e-4]), problem).relative > 0.03
+    assert judge.look(np.array([0.0, 1e-8]), problem).relative < LARGEST_RESIDUAL  # zero is a solution

@@ -9,8 +9,9 @@ import pytest
 
 from chains import Adam, AdaptiveWeights, Chain, Dense, ResidualProblem, Term, solve, tanh, train
 from chains.expr import sin
+from chains.solving import second_points
 from chains.solving.causal import time_axis
-from chains.solving.second_points import Judge
+from chains.solving.second_points import Judge, Verdict
 from chains.solving.solve import ADAM_STRETCH
 from chains.training.folder_lock import FolderLock
 
@@ -218,15 +219,47 @@ def test_a_state_much_worse_than_the_best_is_no_result(monkeypatch, share, chose
     """The second of three rounds looks best at the second points."""
     looked, look = [], Judge.look
 
-    def seen(judge, p, at):
-        verdict = look(judge, p, at)
+    def seen(*arguments, **options):
+        verdict, p = look(*arguments, **options), arguments[1]
         looked.append(p.copy())
-        return replace(verdict, second=np.ones(1) * (share if len(looked) == 3 else 1.0))
+        relative = 1.0 if len(looked) == 4 else 0.0
+        return replace(verdict, second=np.ones(1) * (share if len(looked) == 3 else 1.0), relative=relative, change=0.0)
 
     monkeypatch.setattr(Judge, "look", seen)
     found = run()
     assert len(looked) == 4
     np.testing.assert_array_equal(found.p, looked[chosen])
+    assert not found.success  # the last state is bad, so the run has not settled
+
+
+def test_a_short_last_round_does_not_make_outputs_settled(monkeypatch):
+    """One iteration changes little, so the change is that since the round before."""
+    monkeypatch.setattr(second_points, "LARGEST_RESIDUAL", np.inf)
+    monkeypatch.setattr(second_points, "LARGEST_CHANGE", 0.1)
+    net, p, problem, _ = growth()
+    found = solve(net, p, problem, adam=10, iterations=161, every=40, progress=False)
+    assert found.iterations == [0, 40, 80, 120, 160, 161]
+    assert not found.success
+    assert "outputs changed" in found.message
+
+
+def test_an_interrupted_run_is_judged_where_it_ends(monkeypatch):
+    """The rounds before were fine."""
+    net, p, problem, _ = growth()
+    monkeypatch.setattr(Verdict, "success", property(lambda verdict: True))
+    monkeypatch.setattr(Verdict, "sentence", lambda verdict: f"{verdict.second.sum():.17g}")
+    calls = []
+
+    def metric(p):
+        calls.append(p)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return 1.0
+
+    found = solve(net, p, problem, adam=10, iterations=50, every=20, metrics={"m": metric}, progress=False)
+    assert found.stopped == "interrupted after 20 iterations"
+    second = Judge(net, p, problem, [None, None], 0).look(found.p, problem).second.sum()
+    assert found.message == f"{second:.17g}"
 
 
 def test_numbers_far_from_one_are_warned_of():
