@@ -137,8 +137,8 @@ def _checks() -> Mapping[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
     return {"claims": _claims} | families | {
-        "sizes": _sizes, "widths": _widths, "images": _images, "networks": _networks, "training": _training, "members": _members, "large arrays": _large_arrays,
-        "threads": _threads, "bad input": _bad_input,
+        "sizes": _sizes, "widths": _widths, "images": _images, "networks": _networks, "training": _training,
+        "members": _members, "large arrays": _large_arrays, "threads": _threads, "bad input": _bad_input,
     }  # fmt: skip
 
 
