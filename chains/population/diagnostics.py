@@ -94,7 +94,8 @@ def residuals(model: Any, theta: np.ndarray, subjects: Subjects, effects: np.nda
 def simulate(model: Any, theta: np.ndarray, subjects: Subjects, draws: int, seed: int) -> np.ndarray:
     """Measurements of new subjects with the samples of these, (draws, samples, outputs), in the order of the data.
 
-    Raises ValueError for a density.
+    Raises ValueError for a density, FloatingPointError where drawn effects have no prediction: quantiles of the other subjects
+    would say something else.
     """
     if not model.error.normal:
         raise ValueError(f"measurements can be drawn from normal errors, not from {model.error!r}")
@@ -105,8 +106,25 @@ def simulate(model: Any, theta: np.ndarray, subjects: Subjects, draws: int, seed
     for draw in found:
         effects = rng.standard_normal((subjects.count, len(factor))) @ factor.T
         f = predictions(model, theta, subjects, effects)[0]
+        _check_solved(model, theta, subjects, effects, f)
         draw[...] = f + np.sqrt(variances(model.error, f, parameters)) * rng.standard_normal(f.shape)
     return np.stack([subjects.restored(draw) for draw in found])
+
+
+def _check_solved(model: Any, theta: np.ndarray, subjects: Subjects, effects: np.ndarray, f: np.ndarray) -> None:
+    """Raise FloatingPointError if a prediction of a measurement is NaN, with the network's own reason if it has one."""
+    bad = np.flatnonzero((np.isnan(f) & (subjects.weights != 0.0)).any(1))
+    if not len(bad):
+        return
+    row = bad[0]
+    own = effects[subjects.number[row]]
+    reason = "the prediction is NaN"
+    try:
+        model.net(np.hstack([subjects.x[row], own])[None], np.ascontiguousarray(model._split(theta)[0]))
+    except FloatingPointError as error:
+        reason = str(error)
+    drawn = ", ".join(f"{name}={value:.3g}" for name, value in zip(model.effects, own, strict=True))
+    raise FloatingPointError(f"subject {subjects.ids[subjects.number[row]]} with the drawn effects {drawn}: {reason}")
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ class Arrays:
         """Run a program; `given` are further arrays to copy. Returns all its arrays, which the next run overwrites."""
         binding = self._bound.get(name) or self._bind(name, given)
         for key, array in given.items():
-            binding.arrays[key][...] = array
+            if key in binding.arrays:  # a gradient that does not depend on the inputs has none
+                binding.arrays[key][...] = array
         binding()
         return binding.arrays
 
@@ -292,7 +293,7 @@ class Point:
         self._prepare()
         found = self.arrays.run("gradient")
         g, errors = found["g"], found.get("errors")
-        if "dat" in found:
+        if "dat" in found and len(g):
             x, dy = self.subjects.without_effects(self.recipe.effects), found["dat"]
             g = g + self.arrays.run("pullback", x=x, dy=dy.reshape(-1, *self.arrays.network.output_shape))["g"]
         parts = [g, self._by_covariance(self._by_precision.sum(0), self.subjects.count)]
@@ -303,8 +304,8 @@ class Point:
         """The gradient of each value, (subjects, n_params)."""
         self._prepare()
         found = self.arrays.run("gradients")
-        g = found["j"]
-        if "dat" in found:
+        g = found.get("j", np.zeros((len(self.subjects.x), 0)))  # a network without parameters has none
+        if "dat" in found and g.shape[1]:
             x = self.subjects.without_effects(self.recipe.effects)
             by_p = jacobian(self.arrays.network, self.arrays.known["p"], x, None, None, None)
             g = g + np.einsum("so,sop->sp", found["dat"], by_p.reshape(*found["dat"].shape, -1))

@@ -146,6 +146,8 @@ class PopulationModel:
         ------
         ValueError
             For a density, and for arguments that do not fit.
+        FloatingPointError
+            If drawn effects have no prediction, as where the solution of an `ODE` fails.
         """
         x = np.asarray(as_array("x", x))
         outputs = int(np.prod(network_of(self.net).output_shape))

@@ -124,7 +124,7 @@ class PopulationFit:
 
         Near 1, the data say little of single subjects: their effects are near 0, and plots of them mislead.
         """
-        sd = np.sqrt((self.effects**2).mean(0))
+        sd = self.effects.std(0)
         model = np.sqrt(np.diag(self.values["covariance"]))
         found = dict(zip(self.model.effects, (1.0 - sd / model).tolist(), strict=True))
         if self.model.error.normal:
@@ -151,6 +151,11 @@ class PopulationFit:
             The quantiles, between 0 and 1.
         seed : int
             The seed of the draws.
+
+        Raises
+        ------
+        ValueError, FloatingPointError
+            As of ``model.simulate``, and for arguments that do not fit.
         """
         y = self.residuals.y
         drawn = simulate(self.model, self.theta, self.objective.subjects, draws, seed)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from chains.support.checks import check_count
 from chains.support.messages import counted, shown
 
 NEEDED = ("id", "time", "dv")
@@ -85,7 +86,9 @@ class Table:
         measured, given = sum(len(each.times) for each in self.subjects), sum(len(each.doses.times) for each in self.subjects)
         return f"<table of {counted(len(self.subjects), 'subject')}: {measured} measurements, {given} doses>"
 
-    def samples(self, *, compartment: int | None = None, infusion: bool = False, steady: bool = False) -> Samples:
+    def samples(
+        self, *, compartment: int | None = None, infusion: bool = False, steady: bool = False, doses: int | None = None
+    ) -> Samples:
         """A sample for each measurement: the covariates, the time, then the doses as `Compartments` takes them.
 
         Parameters
@@ -94,25 +97,31 @@ class Table:
             Only doses into this one. By default doses into several are refused.
         infusion, steady : bool
             Whether doses have durations, and intervals of a steady state, as in `Compartments`.
+        doses : int, optional
+            How many doses a sample has, as for a network that was made for another table. By default the largest number before
+            a measurement. Spare doses are of amount 0.
 
-        Returns
-        -------
-        Samples
-            All samples have as many doses as the largest number before a measurement; the others are of amount 0.
+        Raises
+        ------
+        TypeError, ValueError
+            For doses that these arguments have no place for.
         """
         kinds = ["times", "amounts", *["durations"] * infusion, *["intervals"] * steady]
         rows = [self._given(subject, k, compartment) for subject in self.subjects for k in range(len(subject.times))]
         for name, flag in (("durations", infusion), ("intervals", steady)):
-            if not flag and any(getattr(doses, name)[chosen].any() for _, doses, chosen in rows):
+            if not flag and any(getattr(given, name)[chosen].any() for _, given, chosen in rows):
                 setting = "infusion=True: some doses have a RATE" if name == "durations" else "steady=True: some doses have SS"
                 raise ValueError(f"`samples` needs {setting}")
-        count = max((int(chosen.sum()) for *_, chosen in rows), default=0) or 1
+        most = max((int(chosen.sum()) for *_, chosen in rows), default=0) or 1
+        count = most if doses is None else check_count("doses", doses)
+        if count < most:
+            raise ValueError(f"`doses` (={count}) must be at least {most}, the largest number before a measurement")
         x = np.zeros((len(rows), len(self.covariates) + 1 + len(kinds) * count))
         x[:, : len(self.covariates) + 1] = [[*each, time] for (each, time), *_ in rows]
-        for sample, (_, doses, chosen) in zip(x, rows, strict=True):
+        for sample, (_, given, chosen) in zip(x, rows, strict=True):
             parts = sample[len(self.covariates) + 1 :].reshape(len(kinds), count)
             for part, kind in zip(parts, kinds, strict=True):
-                part[: chosen.sum()] = getattr(doses, kind)[chosen]
+                part[: chosen.sum()] = getattr(given, kind)[chosen]
         names = [f"{kind.removesuffix('s')} of dose {k + 1}" for kind in kinds for k in range(count)]
         y, outputs = (np.concatenate([getattr(each, name) for each in self.subjects]) for name in ("values", "outputs"))
         subjects = np.repeat([each.id for each in self.subjects], [len(each.times) for each in self.subjects])

@@ -39,6 +39,21 @@ def test_gradients_are_those_of_central_differences(name, method):
 
 
 @pytest.mark.parametrize("method", ["FO", "FOCE", "FOCEI", "Laplace"])
+def test_a_network_without_parameters(method):
+    data = np.zeros((6, 1)), np.array([1.0, 1.2, -0.5, -0.6, 0.2, 0.0]), np.repeat(np.arange(3), 2)
+    found = []
+    for parameters in ({}, {"a": 0.0}):
+        formula = (lambda t, e, a: a + e + 0.0 * t) if parameters else (lambda t, e: e + 0.0 * t)
+        model = PopulationModel(Chain(Equations(formula, ("t", "e"), parameters=parameters)), {"level": 0.5}, Additive(0.1))
+        objective = model.objective(*data, method=method)
+        theta = model.init()
+        (value, g), each = objective(theta), objective.gradients(theta)
+        found.append((value, g[len(parameters) :], each[:, len(parameters) :]))
+    for own, other in zip(*found, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["FO", "FOCE", "FOCEI", "Laplace"])
 def test_all_methods_are_exact_for_a_linear_model(method):
     net = Chain(Equations(lambda t, e1, e2, a, b: a + e1 + (b + e2) * t, ("t", "e1", "e2"), parameters={"a": 1.0, "b": 0.5}))
     model = PopulationModel(net, {"level": 0.3, "slope": 0.2}, Additive(0.1), covariance="full")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chains import Chain, Equations, num_threads
+from chains import ODE, Chain, Equations, Flatten, num_threads
+from chains.expr import exp
 from chains.population import Additive, Combined, Density, PopulationModel, Proportional, load, save
 from tests.mpi import together
 from tests.population.cases import TWO, closed_form, counts, decay, differential, simulated, tails
@@ -57,6 +58,26 @@ def test_shrinkage_is_near_one_where_data_tell_nothing():
     found = model.fit(x, y, number, maxiter=0).shrinkage()
     assert found["clearance"] > 0.9
     assert found["errors"] > 0.5  # the errors are much smaller than the model says
+
+
+def test_shrinkage_is_by_the_standard_deviation_about_the_mean():
+    net = Chain(Equations(lambda t, e, a: a + e + 0.0 * t, ("t", "e"), parameters={"a": 3.0}))
+    model = PopulationModel(net, {"level": 0.5}, Additive(0.1))
+    number, y = np.repeat(np.arange(3), 2), np.repeat([4.0, 4.5, 5.0], 2)  # all are above the typical value
+    fit = model.fit(np.zeros((6, 1)), y, number, maxiter=0)
+    share = 0.5 / (0.5 + 0.1 / 2)  # of the means of the subjects, the exact effects of a linear model
+    np.testing.assert_allclose(fit.shrinkage()["level"], 1.0 - share * np.std([1.0, 1.5, 2.0]) / np.sqrt(0.5), rtol=1e-9)
+
+
+def test_simulated_subjects_without_a_solution_are_named():
+    rate = Equations(lambda c, k, typical: -typical * exp(k) * c, ("c", "k"), parameters={"typical": 1.0})
+    net = Chain(ODE(rate, [0.0, 1.0], rtol=1e-7, max_steps=30, given=1), Flatten())
+    model = PopulationModel(net, {"rate": 4.0}, Additive(0.1))  # some drawn rates need more steps
+    x, y = np.ones((20, 1)), np.repeat([[np.nan, 0.4]], 20, axis=0)
+    with pytest.raises(FloatingPointError, match=r"subject \d+ with the drawn effects rate=[\d.]+: .* Raise max_steps"):
+        model.simulate(model.init(), x, draws=5)
+    with pytest.raises(FloatingPointError, match="drawn effects"):
+        model.fit(x, y, maxiter=0).check(np.tile([0.0, 1.0], (20, 1)))
 
 
 def test_simulated_measurements_have_the_moments_of_the_model():

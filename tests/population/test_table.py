@@ -90,6 +90,16 @@ def test_measurements_before_and_after_doses_at_their_time():
     assert table.subjects[0].values.tolist() == [1, 2, 3, 5]
 
 
+def test_samples_for_a_network_with_places_for_more_doses():
+    samples = read_table(changed(), covariates=["WT"]).samples(doses=3)
+    assert samples.doses == 3
+    assert samples.x[0].tolist() == [70.0, 1.0, 0.0, 0.0, 0.0, 100.0, 0.0, 0.0]
+    assert samples.columns[-1] == "amount of dose 3"
+    two = read_table(changed(AMT={1: 20.0}, EVID={1: 1}))
+    with pytest.raises(ValueError, match=r"`doses` \(=1\) must be at least 2"):
+        two.samples(doses=1)
+
+
 def test_covariates_that_vary_are_carried_forward():
     rows = changed(WT=[70, "", 71, 60, 61, ""])
     assert read_table(rows, varying=["WT"]).samples().x[:, 0].tolist() == [70, 71, 61, 61]
