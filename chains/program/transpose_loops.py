@@ -80,6 +80,7 @@ class _InLoop(LoopTransposer):
         moves = [view.loop_stride(self.depth) for operation in loop.body for view in operation.views]
         self._steps = Steps(loop.steps, self.depth, min(moves, default=0) < 0)
         self._each: dict[Place, View] = {}  # the terms of each step for an array that the body only reads
+        self._apart: dict[Place, View] = {}  # the terms for an array that the body reads in a part for each step
         self._expanded: dict[Buffer, View] = {}  # the entry of a step, for a scratch array that each step fills
         self._copies: dict[tuple[View, int], View] = {}
         self._inserted: list[tuple[int, Copy]] = []
@@ -91,7 +92,9 @@ class _InLoop(LoopTransposer):
 
     def cotangent(self, view: View) -> View:
         place = self.place(view)
-        each = self._each.get(place)
+        if place in self._each:  # its terms advance with the steps, and the view perhaps with those of a loop within this one
+            return self._reversed(replace(place, depth=self.depth + 1).to(view, self._each[place]))
+        each = self._apart.get(place)
         return self._reversed(self.outer.cotangent(view) if each is None else place.to(view, each))
 
     def begin(self) -> None:
@@ -109,16 +112,23 @@ class _InLoop(LoopTransposer):
                     Buffer(f"terms of {place.view}", "scratch", place.view.dtype, shape).whole, 0
                 )
             elif not (moves == {0} and self._is_fresh(place.view.buffer)) and not self._begins_empty(views, moves):
+                if not written and not place.view.batched and self._has_slots(views, moves):
+                    self._apart[place] = scratch_like(place.view, f"terms of {place.view}")  # backends add after the loop
+                    continue
                 for view in views:
                     self.outer.complete(self._over(self.outer.cotangent(view)))
                     self._memory(self.cotangent(view))[...] = True
 
     def _begins_empty(self, views: Sequence[View] | dict[View, None], moves: set[int]) -> bool:
         """Whether each step has a separate part of the array, whose cotangent has no terms from outside of the loop."""
+        return self._has_slots(views, moves) and not any(
+            self.outer._mask(self._over(self.outer.cotangent(view))).any() for view in views
+        )
+
+    def _has_slots(self, views: Sequence[View] | dict[View, None], moves: set[int]) -> bool:
+        """Whether each step has a separate part of the array."""
         slots = {self._slot(view) for view in views}
-        if moves == {0} or len(slots) != 1 or None in slots:
-            return False
-        return not any(self.outer._mask(self._over(self.outer.cotangent(view))).any() for view in views)
+        return moves != {0} and len(slots) == 1 and None not in slots
 
     def record_step(self) -> None:
         """Within the loop: the pullback of a step, after which carried cotangents are filled as they were before it."""
@@ -137,8 +147,13 @@ class _InLoop(LoopTransposer):
         for place, each in self._each.items():
             whole = each.buffer.whole
             self.outer.add(place.view, whole.index(0, 0) if self.loop.steps == 1 else whole)
+        for place, each in self._apart.items():
+            for view in self._views[place]:
+                self.outer.mark(self._over(place.to(view, each)))
+            self.outer.complete(each)
+            self.outer.add(place.view, each)
         for place, views in self._views.items():
-            for view in views if place not in self._each else ():
+            for view in views if place not in self._each.keys() | self._apart.keys() else ():
                 fresh = view.loop_stride(self.depth) == 0 and self._is_fresh(view.buffer)
                 filled = not fresh and bool(self._mask(self.cotangent(view)).all())
                 self.outer.mark(self._over(self.outer.cotangent(view)), filled=filled)

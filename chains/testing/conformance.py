@@ -28,13 +28,14 @@ from chains.program.program import Program
 from chains.program.recorder import Recorder
 from chains.program.view import concrete
 from chains.support.messages import counted, listed, shown
-from chains.testing.operation_programs import FAMILIES, any_batch, operation_programs, products, random_arrays
+from chains.testing.operation_programs import FAMILIES, any_batch, any_images, operation_programs, products, random_arrays, wide
 from chains.testing.programs import filled
 from chains.training.train import train
 
 BATCHES = (1, 5)
 # For faults of some sizes only: blocks, tiles and vectors that are full, that lack one row, and that have one too many.
 ALL_BATCHES = (*range(1, 266), *(size + more for size in (512, 1024) for more in (-1, 0, 1)))
+IMAGES = (*range(1, 34), 63, 64, 65, 127, 128, 129)  # the same for images, which take longer
 WIDEST_CLAIM = 0.01  # of `rounding`: with more, wrong results would pass
 LONG = 10.0  # the error of a network or a training, as a multiple of the rounding of a short computation
 SEED = 2**63 + 2  # of trainings: as large as those of members, and no number of float64
@@ -93,8 +94,9 @@ def check_backend(backend: str | Cupy | Backend, *, only: str = "*") -> Conforma
     Each operation is computed for one sample and for several, in each of the backend's `dtypes`, twice: first after a run on
     other numbers, then with NaN in scratch memory. Results must equal NumPy's within the backend's `rounding`; both runs must
     give the same bits if it claims `same_bits`; and nothing next to a result may change. Products and other operations over the
-    samples are also computed for each number of samples up to 265. An operation or a view that the backend refuses by an
-    UnsupportedOperationError, with the name of the operation, is counted as refused.
+    samples are also computed for each number of samples up to 265, images for each up to 33, and some with many columns and
+    channels. An operation or a view that the backend refuses by an UnsupportedOperationError, with the name of the operation,
+    is counted as refused.
 
     Parameters
     ----------
@@ -135,8 +137,8 @@ def _checks() -> Mapping[str, Callable[[Backend], Checks]]:
     """All checks by name."""
     families = {f"operations: {name}": partial(_operations, name) for name in FAMILIES}
     return {"claims": _claims} | families | {
-        "sizes": _sizes, "networks": _networks, "training": _training, "members": _members, "large arrays": _large_arrays,
-        "threads": _threads, "bad input": _bad_input,
+        "sizes": _sizes, "widths": _widths, "images": _images, "networks": _networks, "training": _training,
+        "members": _members, "large arrays": _large_arrays, "threads": _threads, "bad input": _bad_input,
     }  # fmt: skip
 
 
@@ -261,11 +263,24 @@ def _sizes(backend: Backend) -> Checks:
             for batch in BATCHES:
                 yield f"{program.name}, {dtype}, batch {batch}", partial(_compared_once, backend, allowed, program, batch)
         for program in any_batch(dtype):
-            yield f"{program.name}, {dtype}", partial(_compared_over_batches, backend, allowed, program)
+            yield f"{program.name}, {dtype}", partial(_compared_over_batches, backend, allowed, program, ALL_BATCHES)
 
 
-def _compared_over_batches(backend: Backend, allowed: float, program: Program) -> float:
-    return max(_compared_once(backend, allowed, program, batch) for batch in ALL_BATCHES)
+def _widths(backend: Backend) -> Checks:
+    for dtype, allowed in _kinds(backend):
+        for program in wide(dtype):
+            for batch in BATCHES:
+                yield f"{program.name}, {dtype}, batch {batch}", partial(_compared_once, backend, allowed, program, batch)
+
+
+def _images(backend: Backend) -> Checks:
+    for dtype, allowed in _kinds(backend):
+        for program in any_images(dtype):
+            yield f"{program.name}, {dtype}", partial(_compared_over_batches, backend, allowed, program, IMAGES)
+
+
+def _compared_over_batches(backend: Backend, allowed: float, program: Program, batches: tuple[int, ...]) -> float:
+    return max(_compared_once(backend, allowed, program, batch) for batch in batches)
 
 
 def _compared_once(backend: Backend, allowed: float, program: Program, batch: int) -> float:

@@ -18,6 +18,8 @@ from chains.program.view import View, concrete
 IDS = np.dtype(np.int64)
 ROWS = 4  # of tables; indices go beyond on both sides
 SPECIAL = np.array([0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.5, -0.75, 8.0, -3.0])
+LARGE = np.array([20.0, -20.0, 50.0, -50.0, 88.0, -88.0, 200.0, -200.0])  # where functions saturate or overflow
+LONG_TABLE = 300  # rows: more than 8 bits count
 STEPS = 300  # of a long loop: more than 8 bits count
 SEED, STEP, FIRST_SAMPLE = 2**63 + 2**40 + 5, 2**63 + 2**33 + 259, 2**33 + 3  # of random numbers: no bits may be lost
 
@@ -85,9 +87,12 @@ def scalars(a: Arrays, kind: str) -> None:
 
 
 def formulas(a: Arrays, kind: str) -> None:
-    """Every scalar operation, on operands with zeros, infinities and NaN."""
+    """Every scalar operation, on operands with zeros, infinities and NaN; those of one number on large ones, too."""
     x, y, z = (a.input(name, 8) for name in ("special x", "special y", "special z"))
+    large = a.input("large", 8)
     for name, operation in OPERATIONS.items():
+        if operation.arity == 1 and name != "not":
+            a.ops.map(a.result(f"{name} of large numbers", 8), _formula(name, operation.truth), large)
         a.ops.map(a.result(f"{name} ", 8), _formula(name, operation.truth), *(x, y, z)[: operation.arity])
     a.ops.map(a.result("truth ", 8), lambda x, y: (x > y) * 3.0 + y, x, y)
 
@@ -226,14 +231,32 @@ PRODUCTS = ((1, 1), (9, 70), (35, 100), (100, 15), (130, 66), (260, 2), (5, 260)
 
 
 def products(dtype: Any) -> Iterator[Program]:
-    """For each of `PRODUCTS`, those of a dense layer: its output, and both gradients."""
+    """For each of `PRODUCTS`, those of a dense layer, its output and both gradients, and those of attention."""
     for inner, columns in PRODUCTS:
         a = Arrays(f"product of {inner} with {columns} columns", dtype)
         x, w, y = a.input("x", inner), a.input("w", inner, columns, batched=False), a.result("y", columns)
         a.ops.matmul(y, x, w)
         a.ops.matmul(a.result("dw", inner, columns, batched=False), x.T, y)
         a.ops.matmul(a.result("dx", inner), y, w.T)
+        a.ops.matmul(a.result("sum", inner), y, w.T, accumulate=True)
+        keys, values = a.input("keys", 3, inner), a.input("values", inner, columns)
+        a.ops.matmul(a.result("mixed", 3, columns), keys, values)
         yield a.ops.finish()
+
+
+def wide(dtype: Any) -> Iterator[Program]:
+    """Images of many channels, and long tables of wide rows."""
+    a, window = Arrays("many channels", dtype), Window((2, 2))
+    x, w, dy = a.input("x", 20, 3, 4), a.input("w", 18, 20, 2, 2, batched=False), a.input("dy", 18, 2, 3)
+    a.ops.convolve(a.result("y", 18, 2, 3), x, w, window)
+    a.ops.convolve_input(a.result("dx", 20, 3, 4), dy, w, window)
+    a.ops.convolve_weight(a.result("dw", 18, 20, 2, 2, batched=False), x, dy, window)
+    yield a.ops.finish()
+    a = Arrays("long tables of wide rows", dtype)
+    index = a.input("long index", dtype=IDS)
+    a.ops.gather(a.result("rows", 70), a.input("table", LONG_TABLE, 70, batched=False), index)
+    a.ops.scatter_add(a.result("added", LONG_TABLE, 70, batched=False), index, a.input("source", 70))
+    yield a.ops.finish()
 
 
 def any_batch(dtype: Any) -> Iterator[Program]:
@@ -251,6 +274,21 @@ def any_batch(dtype: Any) -> Iterator[Program]:
     a.ops.gather(a.result("rows", 3), a.input("table", ROWS, 3, batched=False), index)
     a.ops.scatter_add(a.result("added", ROWS, 3, batched=False), index, x)
     a.ops.random(a.result("random numbers", 3))
+    a.ops.matmul(a.result("mixed", 2, 2), a.input("keys", 2, 3), a.input("values", 3, 2))
+    yield a.ops.finish()
+
+
+def any_images(dtype: Any) -> Iterator[Program]:
+    """Operations on small images, for any number of them."""
+    a, window = Arrays("rows of images", dtype), Window((2, 2))
+    x, w, dy = a.input("x", 1, 3, 2), a.input("w", 2, 1, 2, 2, batched=False), a.input("dy", 2, 2, 1)
+    a.ops.convolve(a.result("y", 2, 2, 1), x, w, window)
+    a.ops.convolve_input(a.result("dx", 1, 3, 2), dy, w, window)
+    a.ops.convolve_weight(a.result("dw", 2, 1, 2, 2, batched=False), x, dy, window)
+    for kind in ("max", "mean"):
+        y = a.result(f"{kind} pooled", 1, 2, 1)
+        a.ops.pool(kind, y, x, window)
+        a.ops.pool_input(kind, a.result(f"{kind} dx", 1, 3, 2), dy.slice(1, 0, 1), x, y, window)
     yield a.ops.finish()
 
 
@@ -283,9 +321,11 @@ def _drawn(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.rand
     if name.startswith("far"):
         return rng.choice([-(2**40) + 2, 2**32 + 1, 2**63 - 1], shape).astype(dtype)
     if dtype.kind == "i":
-        return rng.integers(-2, ROWS + 2, shape).astype(dtype)
+        return rng.integers(-2, (LONG_TABLE if name.startswith("long") else ROWS) + 2, shape).astype(dtype)
     if name.startswith("special"):
         return SPECIAL[rng.integers(0, len(SPECIAL), shape)].astype(dtype)
+    if name == "large":
+        return LARGE[rng.integers(0, len(LARGE), shape)].astype(dtype)
     if name.startswith(("ties", "needed")):
         return rng.integers(0, 3, shape).astype(dtype)
     return rng.normal(size=shape).astype(dtype)

@@ -226,6 +226,43 @@ def the_first_inputs_are_kept(memory, operation, calls):
     return [call]
 
 
+def many_samples_are_wrong(memory, operation, calls):
+    out, a = (memory.array(view) for view in (*operation.outs, operation.ins[0]))
+    return [*calls, lambda: np.multiply(out, 1.01, out)] if len(a) == 17 else calls
+
+
+def many_channels_are_wrong(memory, operation, calls):
+    out, x = (memory.array(view) for view in (*operation.outs, operation.ins[0]))
+    return [*calls, lambda: np.multiply(out, 1.01, out)] if x.shape[1] > 16 else calls
+
+
+def wide_matrices_are_wrong(memory, operation, calls):
+    out, a = (memory.array(view) for view in (*operation.outs, operation.ins[0]))
+    return [*calls, lambda: np.multiply(out, 1.01, out)] if a.shape[-1] > 64 else calls
+
+
+def long_sums_are_not_added(memory, operation, calls):
+    out, a, b = (memory.array(view) for view in operation.views)
+    return [lambda: np.copyto(out, a @ b)] if operation.accumulate and len(b) > 64 else calls
+
+
+def wide_rows_are_cut(memory, operation, calls):
+    out = memory.array(operation.outs[0])
+    return [*calls, lambda: out[..., 64:].fill(0.0)]
+
+
+def long_tables_end_at_a_byte(memory, operation, calls):
+    out, table, index = (memory.array(view) for view in operation.views)
+    return [lambda: np.take(table[:256], index, 0, out, "clip")]
+
+
+def large_numbers_are_nan(memory, operation, calls):
+    if all(each.operation != "tanh" for each in operation.formula.instructions):
+        return calls
+    out, x = (memory.array(view) for view in (operation.outs[0], operation.ins[0]))
+    return [*calls, lambda: np.copyto(out, np.nan, where=(abs(x) > 30.0) & np.isfinite(x)) if x.shape == out.shape else None]
+
+
 def samples_of_others_are_not_counted(memory, operation, calls):
     return calls if len(operation.ins) == 1 else LOWERINGS[ops.Random](memory, replace(operation, ins=operation.ins[:1]))
 
@@ -259,6 +296,14 @@ FAULTS = [
     (ops.Gather, numbers_are_single, "operations: gather and scatter_add"),
     (ops.Gather, indices_are_cut(16), "operations: gather and scatter_add"),
     (ops.Gather, indices_are_cut(32), "operations: gather and scatter_add"),
+    *((kind, many_samples_are_wrong, "images") for kind in (ops.Convolve, ops.ConvolveInput, ops.Pool, ops.PoolInput)),
+    (ops.BatchMatMul, many_samples_are_wrong, "sizes"),
+    *((kind, many_channels_are_wrong, "widths") for kind in (ops.Convolve, ops.ConvolveInput, ops.ConvolveWeight)),
+    (ops.BatchMatMul, wide_matrices_are_wrong, "sizes"),
+    (ops.MatMul, long_sums_are_not_added, "sizes"),
+    *((kind, wide_rows_are_cut, "widths") for kind in (ops.Gather, ops.ScatterAdd)),
+    (ops.Gather, long_tables_end_at_a_byte, "widths"),
+    (ops.Map, large_numbers_are_nan, "operations: scalar operations"),
     (Loop, long_loops_end_at_a_byte, "operations: loop"),
     (ops.Copy, the_first_inputs_are_kept, "operations: copy and fill"),
 ]

@@ -336,8 +336,29 @@ def ahead(ops, x, y, p, s):
     ops.map(y, lambda t, d: t * d, s.total, s.d.index(1, 2))
 
 
+def in_and_out(ops, x, y, p, s):
+    """Weights for each step that are used after the loop too."""
+    ops.fill(s.h, 0.1)
+    with ops.loop(2) as at:
+        ops.map(s.h, lambda h, x, w: expr.tanh(h * w + x), s.h, at.now(x, 1), at.now(p.w, 0))
+    ops.map(y, lambda h, w: h * w * w, s.h.expand(1), p.w)
+
+
+def within(ops, x, y, p, s):
+    """Weights for each step of a loop that another one repeats."""
+    ops.fill(s.h, 0.1)
+    with ops.loop(3):
+        with ops.loop(2, backwards=True) as at:
+            ops.map(s.h, lambda h, x, w: expr.tanh(h * w + x), s.h, at.now(x, 1), at.now(p.w, 0))
+        with ops.loop(1) as at:
+            ops.map(s.h, lambda h, w: h * w, s.h, at.now(p.w, 0))
+    ops.copy(y, s.h)
+
+
 WITH_A_LOOP = {
     "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
+    "within": ((3, 2), Plain((2,), {"w": (3, 2)}, {"h": (2,)}, within)),
+    "in and out": ((3, 2), Plain((3, 2), {"w": (3, 2)}, {"h": (2,)}, in_and_out)),
     "averages": ((4, 2), Plain((2,), {"k": (2,)}, {}, moving_average)),
     "path": ((2,), Plain((4, 2), {"w": (2, 2)}, {"a": (2,)}, path)),
     "two loops": ((2, 3), Plain((2,), {"w": (1,)}, {"row": (1,), "left": (1,)}, two_loops)),
@@ -349,7 +370,7 @@ WITH_A_LOOP = {
 @pytest.mark.parametrize("name", WITH_A_LOOP)
 def test_layers_with_a_loop_by_forward_alone(name):
     shape, layer = WITH_A_LOOP[name]
-    check_in_a_direction(layer, shape, native=name == "recurrence")
+    check_in_a_direction(layer, shape, native=name in ("recurrence", "in and out"))
 
 
 def in_part(ops, x, y, p, s):
