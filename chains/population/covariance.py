@@ -25,6 +25,14 @@ class CovarianceFactor:
             found[np.tril_indices(self.n, -1)] = numbers[self.n :]
         return found
 
+    def precision(self, factor: np.ndarray) -> np.ndarray:
+        """The inverse of L L'; NaN where a variance has vanished, so that the point is one without effects."""
+        try:
+            whitening = np.linalg.inv(factor)
+        except np.linalg.LinAlgError:
+            return np.full_like(factor, np.nan)
+        return whitening.T @ whitening
+
     def numbers(self, covariance: np.ndarray) -> np.ndarray:
         """The numbers of a covariance. Raises LinAlgError unless it is positive definite."""
         factor = np.linalg.cholesky(covariance)

@@ -274,8 +274,7 @@ class Point:
         arrays.known["p"][...] = p
         arrays.known["s"][: len(q)] = self.errors
         self.factor = self.split.covariance.factor(self.numbers)
-        whitening = np.linalg.inv(self.factor)
-        self.precision = whitening.T @ whitening
+        self.precision = self.split.covariance.precision(self.factor)
         if not (self.recipe.deviance.interaction or self.recipe.linear):
             typical = arrays.run("typical", x=self.subjects.without_effects(self.recipe.effects))
             arrays.known["at"][...] = typical["y"].reshape(arrays.known["at"].shape)

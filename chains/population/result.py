@@ -82,7 +82,9 @@ class PopulationFit:
         free = self.objective.free
         free.restrict(self.theta)
         try:
-            r, s = self._matrices  # they divide by standard deviations of effects, which may vanish
+            r, s = self._matrices
+            if not np.isfinite(r).all():  # a step from the estimate has a variance that vanishes
+                raise np.linalg.LinAlgError
             found = np.linalg.inv(s if kind == "S" else r)
         except np.linalg.LinAlgError:
             raise ValueError(

@@ -193,6 +193,15 @@ def test_points_without_effects_are_infinite_and_starts_there_are_refused():
     assert np.isfinite(objective(model.init())[0])
 
 
+def test_a_variance_that_has_vanished_is_a_point_without_effects():
+    model, *data = NORMAL[next(iter(NORMAL))]()
+    theta = model.init(seed=1)
+    theta[model.net.n_params] = -1000.0
+    value, g = model.objective(*data)(theta)
+    assert value == np.inf
+    assert np.isnan(g).all()
+
+
 def test_other_optimisers_take_the_objective():
     from scipy.optimize import minimize
 
