@@ -92,7 +92,9 @@ class _InLoop(LoopTransposer):
 
     def cotangent(self, view: View) -> View:
         place = self.place(view)
-        each = self._each.get(place, self._apart.get(place))
+        if place in self._each:  # its terms advance with the steps, and the view perhaps with those of a loop within this one
+            return self._reversed(replace(place, depth=self.depth + 1).to(view, self._each[place]))
+        each = self._apart.get(place)
         return self._reversed(self.outer.cotangent(view) if each is None else place.to(view, each))
 
     def begin(self) -> None:

@@ -131,7 +131,7 @@ def _balanced(trials: Sequence[_Trial], outputs: Sequence[Pair], least: Mapping[
 def _size(values: np.ndarray) -> float:
     """The root of the mean square; without the largest quarter where this makes nearly all of it, as by exponentials."""
     numbers = np.sort(abs(values[np.isfinite(values)]))
-    whole, most = _rms(numbers), _rms(numbers[: len(numbers) - len(numbers) // 4])
+    whole, most = _rms(values), _rms(numbers[: len(numbers) - len(numbers) // 4])
     return most if whole > FAR * most > 0.0 else whole
 
 

@@ -201,7 +201,7 @@ class Judge:
         scales can be orders of magnitude too large. Where outputs stay at zero, all residuals are small.
         """
         problem = self.problem
-        values = np.moveaxis(np.asarray(self.net(self.second.x, p)), -1, 0)
+        values = [*np.moveaxis(np.asarray(self.net(self.second.x, p)), -1, 0)]
         if problem.scales is not None:
             values = [offset + length * y for (offset, length), y in zip(problem.scales.outputs, values, strict=True)]
         lengths = [max(float(y.std()), LEAST_LENGTH * pair[1]) for y, pair in zip(values, self.scales.outputs, strict=True)]

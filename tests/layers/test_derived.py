@@ -344,8 +344,20 @@ def in_and_out(ops, x, y, p, s):
     ops.map(y, lambda h, w: h * w * w, s.h.expand(1), p.w)
 
 
+def within(ops, x, y, p, s):
+    """Weights for each step of a loop that another one repeats."""
+    ops.fill(s.h, 0.1)
+    with ops.loop(3):
+        with ops.loop(2, backwards=True) as at:
+            ops.map(s.h, lambda h, x, w: expr.tanh(h * w + x), s.h, at.now(x, 1), at.now(p.w, 0))
+        with ops.loop(1) as at:
+            ops.map(s.h, lambda h, w: h * w, s.h, at.now(p.w, 0))
+    ops.copy(y, s.h)
+
+
 WITH_A_LOOP = {
     "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
+    "within": ((3, 2), Plain((2,), {"w": (3, 2)}, {"h": (2,)}, within)),
     "in and out": ((3, 2), Plain((3, 2), {"w": (3, 2)}, {"h": (2,)}, in_and_out)),
     "averages": ((4, 2), Plain((2,), {"k": (2,)}, {}, moving_average)),
     "path": ((2,), Plain((4, 2), {"w": (2, 2)}, {"a": (2,)}, path)),
