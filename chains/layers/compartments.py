@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
-from chains.expr import exp, expm1, sqrt, where
+from chains.expr import exp, expm1, floor, sqrt, where
 from chains.layers.base import Declaration, Layer, SampleShape
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -154,8 +155,8 @@ class Compartments(Layer):
     infusion : bool
         Whether doses have durations. Not with `absorption`: the concentrations of oral and of intravenous doses add up.
     steady : bool
-        Whether doses have intervals. A dose with one was repeated without end before. The interval must be longer than duration
-        and lag.
+        Whether doses have intervals. A dose with one was repeated without end before. The interval must not be
+        shorter than the duration: then concentrations are NaN.
     bioavailability : bool
         Whether a part of each dose arrives, given by a parameter.
     lag : bool
@@ -241,6 +242,8 @@ class Compartments(Layer):
             interval = where(single, 1.0, at["interval"])
             depot: Any = 1.0 / expm1(at["absorption"] * interval) if self.absorption else 0.0 * interval
             amounts = [(1.0 + depot) * each for each in self._of_one(model, interval, at)]
+            if self.infusion:  # such infusions overlap
+                amounts = [where(at["duration"] > interval, nan, each) for each in amounts]
             return tuple(where(single, 0.0, each) for each in (*model.repeated(interval, amounts), depot))
 
         ops.map(tuple(outs), left, *rates, *(named[name] for name in names))
@@ -263,9 +266,10 @@ class Compartments(Layer):
         elapsed = at["time"] - at["given"]
         since = elapsed - at["lag"] if self.lag else elapsed
         none = since < 0.0
-        if self.steady and self.lag:  # the last dose of the steady state has not arrived: the one before it counts
+        if self.steady and self.lag:  # the last doses of the steady state have not arrived: those before them count
             waits = none & (elapsed >= 0.0) & (at["interval"] > 0.0)
-            since = where(waits, since + at["interval"], since)
+            interval = where(waits, at["interval"], 1.0)
+            since = where(waits, since - interval * floor(since / interval), since)
             none = none & ~waits
         since = where(none, 0.0, since)
         amount = self._of_one(model, since, at)[0]

@@ -233,7 +233,7 @@ def _pair(given: Any, pair: Any) -> tuple[float, float]:
 
 def _period(given: Any, inputs: int) -> float | tuple[float, ...]:
     """A checked period, or one for each input."""
-    if not isinstance(given, (list, tuple, np.ndarray)):
+    if not np.ndim(given):
         check_number("period", given, "in (0, inf)")
         return float(given)
     for period in given:

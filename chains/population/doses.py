@@ -61,6 +61,7 @@ def dose_table(
     _refuse("times", times, used & ~np.isfinite(times), "must be finite")
     for name, array in (("amounts", amounts), ("infusion", infusion), ("ii", ii)):
         _refuse(name, array, ~((array >= 0.0) & (array < np.inf)), "must be finite and not negative")
+    _refuse("into", into, ~((into >= 0) & (into == np.floor(into))), "must be a number of the state, 0 or more")
     _refuse("addl", addl, (addl < 0) | (addl != np.floor(addl)), "must be a whole number, 0 or more")
     _refuse("ss", ss, (ss != 0) & (ss != 1), "must be 0 or 1")
     _refuse("ii", ii, used & ((addl > 0) | (ss > 0)) & (ii <= 0.0), "must be positive for repeated doses")

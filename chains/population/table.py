@@ -107,12 +107,15 @@ class Table:
             For doses that these arguments have no place for.
         """
         kinds = ["times", "amounts", *["durations"] * infusion, *["intervals"] * steady]
+        self._check_compartment(compartment)
         rows = [self._given(subject, k, compartment) for subject in self.subjects for k in range(len(subject.times))]
         for name, flag in (("durations", infusion), ("intervals", steady)):
             if not flag and any(getattr(given, name)[chosen].any() for _, given, chosen in rows):
                 setting = "infusion=True: some doses have a RATE" if name == "durations" else "steady=True: some doses have SS"
                 raise ValueError(f"`samples` needs {setting}")
-        most = max((int(chosen.sum()) for *_, chosen in rows), default=0) or 1
+        if not rows:
+            raise ValueError("the table has no measurements")
+        most = max(int(chosen.sum()) for *_, chosen in rows) or 1
         count = most if doses is None else check_count("doses", doses)
         if count < most:
             raise ValueError(f"`doses` (={count}) must be at least {most}, the largest number before a measurement")
@@ -127,11 +130,22 @@ class Table:
         subjects = np.repeat([each.id for each in self.subjects], [len(each.times) for each in self.subjects])
         return Samples(x, y, subjects, outputs, (*self.covariates, "time", *names), count)
 
+    def _check_compartment(self, compartment: int | None) -> None:
+        """Doses of different subjects into different compartments are refused too: samples do not tell them apart."""
+        if compartment is not None:
+            check_count("compartment", compartment)
+            return
+        first: dict[int, Any] = {}
+        for subject in self.subjects:
+            for number in subject.doses.compartments.astype(int).tolist():
+                first.setdefault(number, subject.id)
+        if len(first) > 1:
+            found = ", ".join(f"{number} (subject {first[number]})" for number in sorted(first))
+            raise ValueError(f"the table has doses into several compartments, {found}: pass `compartment`")
+
     def _given(self, subject: Subject, k: int, compartment: int | None) -> tuple[Any, SubjectDoses, np.ndarray]:
         """Covariates and time of a measurement, the subject's doses, and which of them count."""
         doses = subject.doses
-        if compartment is None and len(set(doses.compartments)) > 1:
-            raise ValueError(f"subject {subject.id} has doses into several compartments: pass `compartment`")
         chosen = doses.at(subject.times[k], subject.rows[k])
         if compartment is not None:
             chosen = chosen & (doses.compartments == compartment)
@@ -164,8 +178,8 @@ def read_table(
         For a table that is not understood, with the row and the column.
     """
     given = _columns_of(source)
-    names = _names(given, columns or {}, [*covariates, *varying])
-    reader = _Reader(given, names)
+    more = [*covariates, *varying]
+    reader = _Reader(given, _names(given, columns or {}, more), more)
     return Table(tuple(reader.subjects(list(covariates), list(varying))), (*covariates, *varying))
 
 
@@ -174,45 +188,62 @@ def _columns_of(source: Any) -> dict[str, list[Any]]:
     if isinstance(source, (str, os.PathLike)):
         with open(source, newline="", encoding="utf-8-sig") as file:
             header, *rows = [*csv.reader(file)] or [[]]
+        header = [name.strip() for name in header]
         for k, row in enumerate(rows, 1):
             if len(row) != len(header):
                 raise ValueError(f"row {k} has {len(row)} entries, but the header has {len(header)} columns")
         if len(set(header)) != len(header):
             raise ValueError(f"the header has a name twice: {', '.join(header)}")
-        return {name.strip(): [row[k].strip() for row in rows] for k, name in enumerate(header)}
+        return {name: [row[k].strip() for row in rows] for k, name in enumerate(header)}
     if not (isinstance(source, Mapping) or hasattr(source, "to_numpy")):
         raise TypeError(f"`source` (={shown(source)}) must be the path of a CSV file, a frame, or a mapping of columns")
     found = {str(name): source[name] for name in source}
     shapes = {name: np.shape(column) for name, column in found.items()}
     if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
         raise ValueError(f"all columns must be vectors of one length, got {shapes}")
-    return {name: column if isinstance(column, list) else np.asarray(column).tolist() for name, column in found.items()}
+    return {name: column if isinstance(column, list) else np.asanyarray(column).tolist() for name, column in found.items()}
 
 
-def _names(given: Mapping[str, Any], columns: Mapping[str, str], covariates: Iterable[str]) -> dict[str, str]:
+def _names(given: Mapping[str, Any], columns: Mapping[str, str], covariates: list[str]) -> dict[str, str]:
     """The table's name of each column that is read. Raises ValueError for columns that are missing or not understood."""
     for key in columns:
         if key not in KNOWN:
             raise ValueError(f"`columns` has {key!r}: the names that are known are {', '.join(KNOWN)}")
-    names = {name.lower(): name for name in given if name.lower() in KNOWN} | dict(columns)
+    for key, found in _by_lower_case(given).items():
+        if len(found) > 1 and key not in columns:
+            raise ValueError(f"the table has columns {' and '.join(found)}: say in `columns` which one is {key!r}")
+    names = {key: found[0] for key, found in _by_lower_case(given).items()} | dict(columns)
     missing = [name for name in NEEDED if name not in names] + [name for name in names.values() if name not in given]
     missing += [name for name in covariates if name not in given]
+    if twice := [name for k, name in enumerate(covariates) if name in covariates[:k]]:
+        raise ValueError(f"`covariates` and `varying` name {twice[0]!r} twice")
     if missing:
         raise ValueError(f"there is no column {missing[0]!r}: the table has {', '.join(given)}; see `columns`")
     if refused := [name for name in given if name.lower() in REFUSED and name not in (*names.values(), *covariates)]:
         raise ValueError(f"column {refused[0]} is not understood: rename or remove it")
-    return names | {name: name for name in covariates}
+    return names
+
+
+def _by_lower_case(given: Iterable[str]) -> dict[str, list[str]]:
+    """The table's columns for each known name, in either case."""
+    found: dict[str, list[str]] = {}
+    for name in given:
+        if name.lower() in KNOWN:
+            found.setdefault(name.lower(), []).append(name)
+    return found
 
 
 class _Reader:
     """The columns of a table as numbers, and the rules that they obey."""
 
-    def __init__(self, given: Mapping[str, list[Any]], names: Mapping[str, str]) -> None:
+    def __init__(self, given: Mapping[str, list[Any]], names: Mapping[str, str], covariates: list[str]) -> None:
         self._given, self._names = given, names
         self.count = len(given[names["id"]])
         if not self.count:
             raise ValueError("the table has no rows")
-        self.c = {name: self.numbers(name) for name in names if name != "id"}
+        self.c = {name: self.numbers(name, names[name]) for name in names if name != "id"}
+        # Apart from the known columns, since a covariate may have the name of one that `columns` finds elsewhere.
+        self.covariates = {name: self.numbers(name, name) for name in covariates}
         c = self.c
         for name, default in DEFAULTS.items():
             c[name] = np.where(np.isnan(c[name]), default, c[name]) if name in c else np.full(self.count, default)
@@ -223,14 +254,14 @@ class _Reader:
         self._check(explicit)
 
     def refuse(self, row: int, column: str, reason: str) -> NoReturn:
-        name = self._names.get(column, column.upper())
+        name = column if column in self._given else self._names.get(column, column.upper())
         value = f" (={shown(self._given[name][row])})" if name in self._given else ""
         raise ValueError(f"row {row + 1}, column {name}{value}: {reason}")
 
-    def numbers(self, column: str) -> np.ndarray:
+    def numbers(self, column: str, name: str) -> np.ndarray:
         """A column as numbers, NaN where they are missing."""
         found = np.full(self.count, np.nan)
-        for row, value in enumerate(self._given[self._names[column]]):
+        for row, value in enumerate(self._given[name]):
             if _is_missing(value):
                 continue
             try:
@@ -295,13 +326,13 @@ class _Reader:
             if _is_missing(value):
                 self.refuse(row, "id", "an ID is missing")
         try:
-            return [int(value) if float(value) == int(float(value)) else value for value in given]
-        except ValueError:
+            return [_number(value) for value in given]
+        except (TypeError, ValueError):
             return given
 
     def _covariate(self, name: str, rows: np.ndarray, varying: bool) -> np.ndarray:
         """A covariate in each row of a subject."""
-        values = self.c[name][rows]
+        values = self.covariates[name][rows]
         there = np.flatnonzero(~np.isnan(values))
         if not len(there) or (varying and there[0] > 0):
             self.refuse(int(rows[0]), name, "the covariate is missing in the subject's first row, or in all of its rows")
@@ -337,6 +368,19 @@ class _Reader:
 
 def _whole(values: np.ndarray, least: int) -> np.ndarray:
     return (values >= least) & (values == np.floor(values))
+
+
+def _number(value: Any) -> int | float:
+    """An ID as a number, so that "1", "1.0" and 1 are one subject. Raises ValueError for other names."""
+    try:
+        if not isinstance(value, float):
+            return int(value)  # all digits of a long one
+    except ValueError:
+        pass
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return int(number) if number.is_integer() else number
 
 
 def _is_missing(value: Any) -> bool:

@@ -186,6 +186,7 @@ SETTINGS = {
     "FourierSeries-terms": (lambda: FourierSeries(9, 1, 9, 2.0), "`order` (=9) of 9 inputs makes 1462563 terms"),
     "FourierSeries-period": (lambda: FourierSeries(1, 1, 2, 0.0), "`period` (=0.0) must be in (0, inf)"),
     "FourierSeries-period-text": (lambda: FourierSeries(1, 1, 2, "1"), "`period` (='1') must be a number"),
+    "FourierSeries-period-array": (lambda: FourierSeries(1, 1, 2, np.array(-3.0)), "`period` ("),
     "FourierSeries-periods": (lambda: FourierSeries(2, 1, 2, [1.0]), "`period` (=[1.0]) must be a number, or one for each"),
     "FourierSeries-periods-negative": (lambda: FourierSeries(2, 1, 2, (1.0, -1.0)), "`period` (=-1.0) must be in (0, inf)"),
     "FourierSeries-input": (lambda: Chain(FourierSeries(2, 1, 3, 1.0), input_shape=(3,)), "`inputs` (=2) must be the last"),

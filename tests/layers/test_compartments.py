@@ -109,6 +109,26 @@ def test_random_regimens_are_matrix_exponentials(settings):
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("lag", [5.5, 9.5, 25.0])
+@pytest.mark.parametrize("absorption", [False, True])
+def test_a_steady_state_may_lag_by_more_than_its_interval(absorption, lag):
+    layer = Compartments(1, 1, 5, absorption=absorption, infusion=not absorption, steady=True, lag=True)
+    own = {"clearance": 1.0, "volume": 5.0, "absorption": 0.7, "lag": lag, "amount of dose 1": 10.0, "interval of dose 1": 6.0}
+    own |= {"duration of dose 1": 1.5, **{f"time {k + 1}": t for k, t in enumerate([-0.5, 0.25, 4.0, 8.0, 31.0])}}
+    x = np.array([own.get(name, 0.0) for name in layer.features])
+    found = Chain(layer, backend="numpy")(x[None], NONE)[0]
+    np.testing.assert_allclose(found, by_matrices(layer, x), rtol=1e-12, atol=1e-13)
+
+
+def test_infusions_of_a_steady_state_that_overlap_are_nan():
+    net = Chain(Compartments(1, 1, infusion=True, steady=True), backend="numpy")
+    # Clearance, volume, time; then the time, the amount, the duration and the interval of the dose.
+    found = net(
+        np.array([[1.0, 5.0, 2.0, 0.0, 10.0, duration, interval] for duration, interval in ((6, 6), (7, 6), (7, 0))]), NONE
+    )
+    assert np.isnan(found[:, 0]).tolist() == [False, True, False]
+
+
 def test_an_ode_with_fine_steps_has_the_same_solution():
     rates = Equations(
         lambda depot, a, b, cl, v, q, w, ka: (-ka * depot, ka * depot - (cl + q) / v * a + q / w * b, q / v * a - q / w * b),

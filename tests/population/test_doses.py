@@ -39,6 +39,7 @@ def test_records_that_make_no_sense_are_refused():
         ({"addl": 1}, "`ii` must be positive"), ({"ss": 1}, "`ii` must be positive"),
         ({"ss": 2, "ii": 1.0}, "`ss` must be 0 or 1"),
         ({"infusion": [[-1.0]]}, "`infusion`"), ({"into": [0, 1]}, r"`into` has shape \(2,\)"), ({"train": 0}, "`train`"),
+        ({"into": [[0.5]]}, "`into` must be a number of the state, 0 or more, but record 0 of subject 0 has 0.5"),
         ({"times": [[0.0, 1.0]], "amounts": [[1.0, 1.0]], "ss": [[0, 1]], "ii": 1.0}, "must not come before a record"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):

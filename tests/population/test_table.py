@@ -146,6 +146,54 @@ def test_bad_tables_are_refused_by_row_and_column(name):
         read_table(changed(**columns), covariates=["WT"])
 
 
+def test_doses_of_several_subjects_into_several_compartments_are_refused():
+    rows = changed(CMT=[1, 1, 1, 2, 2, 2], DVID=[1] * 6)
+    message = "doses into several compartments, 1 (subject 1), 2 (subject 2): pass `compartment`"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_table(rows).samples()
+    assert read_table(rows).samples(compartment=2).doses == 1
+    with pytest.raises(TypeError, match=re.escape("`compartment` (='2')")):
+        read_table(rows).samples(compartment="2")
+
+
+def test_covariates_may_have_the_names_of_columns_that_are_elsewhere():
+    rows = {"ID": [1, 1], "TAD": [0.0, 1.0], "time": [5.0, 6.0], "DV": [3.0, 4.0]}
+    table = read_table(rows, columns={"time": "TAD"}, varying=["time"])
+    assert table.samples().x[:, :2].tolist() == [[5.0, 0.0], [6.0, 1.0]]
+
+
+def test_ids_of_one_number_are_one_subject_and_others_are_names():
+    rows = {"TIME": [0, 1, 2], "DV": [1, 2, 3]}
+    assert [each.id for each in read_table({"ID": ["1", "1.0", "2.5"], **rows}).subjects] == [1, 2.5]
+    assert [each.id for each in read_table({"ID": ["inf", "inf", "9007199254740993"], **rows}).subjects] == [
+        "inf", "9007199254740993",
+    ]  # fmt: skip
+    assert [each.id for each in read_table({"ID": ["9007199254740993", "9007199254740992", 7], **rows}).subjects] == [
+        9007199254740993, 9007199254740992, 7,
+    ]  # fmt: skip
+
+
+def test_masked_entries_are_missing():
+    rows = {"ID": [1, 1], "TIME": np.ma.array([0.0, 1.0], mask=[False, True]), "DV": [1.0, 2.0]}
+    with pytest.raises(ValueError, match=r"row 2, column TIME.* a time is missing"):
+        read_table(rows)
+
+
+def test_columns_that_are_not_clear_are_refused(tmp_path):
+    rows = {"ID": [1], "TIME": [0.0], "time": [1.0], "DV": [3.0], "WT": [70.0]}
+    with pytest.raises(ValueError, match="columns TIME and time: say in `columns` which one is 'time'"):
+        read_table(rows)
+    assert read_table(rows, columns={"time": "time"}).subjects[0].times.tolist() == [1.0]
+    del rows["time"]
+    with pytest.raises(ValueError, match="`covariates` and `varying` name 'WT' twice"):
+        read_table(rows, covariates=["WT"], varying=["WT"])
+    (tmp_path / "twice.csv").write_text("ID,TIME,DV,DV \n1,0,3,9\n")
+    with pytest.raises(ValueError, match="the header has a name twice: ID, TIME, DV, DV"):
+        read_table(tmp_path / "twice.csv")
+    with pytest.raises(ValueError, match="the table has no measurements"):
+        read_table({"ID": [1], "TIME": [0.0], "DV": ["."], "AMT": [5.0]}).samples()
+
+
 def test_a_dose_with_a_measurement_needs_evid():
     table = changed(DV={0: 7.0})
     del table["EVID"]
