@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message: an array or a table by its type and shape, others as they are printed, cut if too long."""
-    if isinstance(value, (np.generic, type)):
+    if isinstance(value, (np.generic, type, ModuleType)):  # NumPy itself has a shape and a dtype
         return _short(repr(value))
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"an array of {value.dtype}, shape {tuple(value.shape)}"

@@ -59,7 +59,7 @@ def _lacking(operation):
     raise UnsupportedOperationError(f"backend 'partial' cannot run the operation `{operation.name}`")
 
 
-@pytest.mark.parametrize("thing", [3, None, NumpyBackend])
+@pytest.mark.parametrize("thing", [3, None, NumpyBackend, np])
 def test_what_is_no_backend_is_refused(thing):
     with pytest.raises(TypeError, match="`backend`"):
         check_backend(thing)
