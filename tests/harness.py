@@ -277,10 +277,13 @@ LAYERS = [
 
 
 def _drug(*settings: int, **more: bool) -> Case:
-    """Concentrations in a body, whose rates and times are positive."""
+    """Concentrations in a body, whose rates and times are positive; infusions of a steady state do not overlap."""
     layer = Compartments(*settings, **more)
     name = "-".join(["Compartments", *map(str, settings), *more])
-    return Case(name, Compartments, (chains.Scale(), chains.Activation("softplus"), layer), (len(layer.features),))
+    given = [chains.Scale(), chains.Activation("softplus")]
+    if layer.steady:
+        given.append(chains.Shift(shift_init=[9.0 * feature.startswith("interval") for feature in layer.features]))
+    return Case(name, Compartments, (*given, layer), (len(layer.features),), frozen=("2.shift",) if layer.steady else ())
 
 
 LAYERS += [

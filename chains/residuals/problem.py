@@ -145,7 +145,13 @@ class ResidualProblem:
         return self.scales or find_scales(self.loss, self._sampled(), {})
 
     def sizes(self, pairs: Mapping[str, tuple[float, float]]) -> tuple[tuple[float, ...], ...]:
-        """The size of each equation of each term for variables of these offsets and lengths, all of them."""
+        """The size of each equation of each term.
+
+        Parameters
+        ----------
+        pairs : mapping of pair of float
+            The offset and the length of each coordinate and output, by name.
+        """
         return find_scales(self.loss, self._sampled(), pairs).residuals
 
     def _sampled(self) -> list[Sampled]:
