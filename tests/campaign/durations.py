@@ -7,6 +7,7 @@ processor, so it may run on a busy machine.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -45,10 +46,12 @@ def fitting(seconds: list[float]) -> int:
 
 
 def main() -> int:
-    clock = Clock()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tests", nargs="*", help="files and folders, by default all tests")
+    given, clock = parser.parse_args(), Clock()
     with tempfile.TemporaryDirectory() as place:
         os.environ["CHAINS_CACHE"] = str(Path(place) / "cache")
-        code = pytest.main(["-n", "0", *sys.argv[1:]], plugins=[clock])
+        code = pytest.main(["-n", "0", *given.tests], plugins=[clock])
     for test, seconds in sorted(clock.seconds.items()):
         if (count := fitting(seconds)) < len(seconds):
             print(f"{test} {count}  # {sum(seconds):.2f} s for {len(seconds)} cases")

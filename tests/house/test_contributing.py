@@ -34,7 +34,7 @@ def kinds(module: ModuleType, root: type) -> list[type]:
     return [c for c in classes if c is not root and not any(base in classes for base in c.__mro__[1:-1] if base is not root)]
 
 
-LAYERS = kinds(chains, chains.Layer)
+LAYERS = [kind for kind in kinds(chains, chains.Layer) if kind is not chains.Doses]  # a part of `ODE`, whose tests have it
 # Sums over processes are neither exported nor derived.
 OPERATIONS = [kind for kind in kinds(operations, operations.Operation) if kind is not operations.AllReduce]
 

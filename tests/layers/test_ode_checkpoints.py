@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, Reshape, ode_steps, tanh
-from chains.backends.numpy import lowerings
+from chains.backends import lowering
 from chains.expr import cos
 from chains.layers.ode import METHODS
 from chains.layers.ode.grid import Grid
@@ -77,12 +77,12 @@ def test_memory_is_that_of_a_segment_and_of_a_state_for_each():
 
 def test_attempts_that_no_sample_needs_are_left_out(monkeypatch):
     """The right-hand side is evaluated for those in use, and the pullback goes through segments with a step alone."""
-    skip, done = lowerings._unless_zero, []
+    skip, done = lowering._unless_zero, []
 
     def counted(only, calls):
         return skip(only, [lambda: done.append(len(calls)), *calls])
 
-    monkeypatch.setattr(lowerings, "_unless_zero", counted)
+    monkeypatch.setattr(lowering, "_unless_zero", counted)
     rate, x = Dense(2, 2, tanh), np.array([[1.0, 0.5], [0.2, -0.1]])
     found = {}
     for most in (24, 64):
