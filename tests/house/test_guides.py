@@ -73,8 +73,9 @@ def test_snippets_run(page, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("page", DIALOGUES)
-def test_dialogues_give_what_they_show(page):
+def test_dialogues_give_what_they_show(page, tmp_path, monkeypatch):
     dialogues = [(line, code) for snippets in sections(page) for line, code in snippets if code.startswith(">>> ")]
+    monkeypatch.chdir(tmp_path)
     runner, session = doctest.DocTestRunner(), {}
     for line, code in dialogues:
         dialogue = doctest.DocTestParser().get_doctest(code, session, page, f"docs/{page}.md", line)
