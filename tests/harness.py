@@ -282,7 +282,7 @@ def _drug(*settings: int, **more: bool) -> Case:
     name = "-".join(["Compartments", *map(str, settings), *more])
     given = [chains.Scale(), chains.Activation("softplus")]
     if layer.steady:
-        given.append(chains.Shift(shift_init=[9.0 * feature.startswith("interval") for feature in layer.features]))
+        given.append(chains.Shift(shift_init=tuple(9.0 * each.startswith("interval") for each in layer.features)))
     return Case(name, Compartments, (*given, layer), (len(layer.features),), frozen=("2.shift",) if layer.steady else ())
 
 
