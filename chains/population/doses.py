@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from chains.layers.ode.doses import numbers_of, refuse
 from chains.support.checks import check_count
-from chains.support.messages import shown
 
 
 class DoseTable(NamedTuple):
@@ -92,18 +93,9 @@ def _single(records: np.ndarray, train: int) -> np.ndarray:
 
 
 def _array(name: str, given: Any, shape: tuple[int, ...] | None) -> np.ndarray:
-    try:
-        array = np.array(given, np.float64)
-    except (TypeError, ValueError):
-        raise TypeError(f"`{name}` (={shown(given)}) must be numbers, an array (subjects, records)") from None
-    if shape is not None and not array.ndim:
-        array = np.full(shape, array)
-    if array.ndim != 2 or (shape is not None and array.shape != shape):
-        raise ValueError(f"`{name}` has shape {array.shape}, but must be {shape or '(subjects, records)'}")
-    return array
+    """An array (subjects, records); a number stands for all records."""
+    number = shape is not None and not isinstance(given, (list, tuple)) and np.ndim(given) == 0
+    return numbers_of(name, np.full(shape, given) if number else given, shape, "records")
 
 
-def _refuse(name: str, array: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
-    if wrong.any():
-        subject, record = np.argwhere(wrong)[0].tolist()
-        raise ValueError(f"`{name}` {wanted}, but record {record} of subject {subject} has {array[subject, record]:g}")
+_refuse = partial(refuse, column="record")

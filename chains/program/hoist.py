@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chains.program.alias import conflict, overlap
-from chains.program.loop import Loop, fills_first
+from chains.program.loop import Loop, fills_first, slot
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
 from chains.program.view import Batch, Buffer, View
 
@@ -152,23 +152,8 @@ class _Split:
         """Whether each step has a part of the buffer that no other step touches."""
         if view.buffer in self._private:
             return True
-        slots = {self._slot(other) for other in self._views[view.buffer]}
+        slots = {slot(other, self.depth) for other in self._views[view.buffer]}
         return None not in slots and len(slots) == 1
-
-    def _slot(self, view: View) -> tuple[int, int] | None:
-        """The advance of a view, and its time entry at the first step; None if that is unknown."""
-        move = view.loop_stride(self.depth)
-        if not move:
-            return None
-        width = 1
-        for extent, stride in zip(view.shape, view.strides, strict=True):
-            if isinstance(extent, Batch):
-                if stride % abs(move):
-                    return None
-            else:
-                width += (extent - 1) * stride
-        first, inside = divmod(view.offset, abs(move))
-        return (move, first) if inside + width <= abs(move) else None
 
     def _is_settled(self, view: View, k: int, kept: Sequence[int]) -> bool:
         """Whether the elements that operation k reads here still have the same values after the loop."""
@@ -180,7 +165,7 @@ class _Split:
                     if j > k and overlap(view, other):
                         return False
                     continue
-                own, made = self._slot(view), self._slot(other)
+                own, made = slot(view, self.depth), slot(other, self.depth)
                 if own is None or made is None or own[0] != made[0]:
                     return False
                 ahead = (own[1] - made[1]) * (1 if own[0] > 0 else -1)

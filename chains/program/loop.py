@@ -220,3 +220,19 @@ def fills_first(body: Iterable[Operation], buffer: Buffer) -> bool:
             return False
         filled.add(view for view in operation.writes if view.buffer is buffer)
     return True
+
+
+def slot(view: View, depth: int) -> tuple[int, int] | None:
+    """The advance of a view in the loop at a depth, and its entry at the first step; None if steps share elements."""
+    move = view.loop_stride(depth)
+    if not move:
+        return None
+    width = 1
+    for extent, stride in zip(view.shape, view.strides, strict=True):
+        if isinstance(extent, Batch):
+            if stride % abs(move):
+                return None
+        else:
+            width += (extent - 1) * stride
+    first, inside = divmod(view.offset, abs(move))
+    return (move, first) if inside + width <= abs(move) else None

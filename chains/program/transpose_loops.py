@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from chains.program.alias import overlap
-from chains.program.loop import Loop, Steps, all_operations, fills_first
+from chains.program.loop import Loop, Steps, all_operations, fills_first, slot
 from chains.program.operations import Copy, Operation
 from chains.program.transpose import Part, Place, Transposer
 from chains.program.view import Batch, Buffer, View, scratch_like
@@ -127,7 +127,7 @@ class _InLoop(LoopTransposer):
 
     def _has_slots(self, views: Sequence[View] | dict[View, None], moves: set[int]) -> bool:
         """Whether each step has a separate part of the array."""
-        slots = {self._slot(view) for view in views}
+        slots = {slot(view, self.depth) for view in views}
         return moves != {0} and len(slots) == 1 and None not in slots
 
     def record_step(self) -> None:
@@ -247,27 +247,12 @@ class _InLoop(LoopTransposer):
     def _over(self, view: View) -> View:
         return view.over(self.depth, self.loop.steps)
 
-    def _slot(self, view: View) -> tuple[int, int] | None:
-        """The advance of a view, and its entry at the first step; None if each step has no separate entry."""
-        move = view.loop_stride(self.depth)
-        if not move:
-            return None
-        width = 1
-        for extent, stride in zip(view.shape, view.strides, strict=True):
-            if isinstance(extent, Batch):
-                if stride % abs(move):
-                    return None
-            else:
-                width += (extent - 1) * stride
-        first, inside = divmod(view.offset, abs(move))
-        return (move, first) if inside + width <= abs(move) else None
-
     def _is_settled(self, view: View, time: int) -> bool:
         """Whether a view has the contents that it has at a time also after the loop."""
-        own = self._slot(view)
+        own = slot(view, self.depth)
         for k, operation in enumerate(self.loop.body):
             for out in operation.writes:
-                made = self._slot(out)
+                made = slot(out, self.depth)
                 if out.buffer is not view.buffer or (own is made is None and not overlap(out, view)):
                     continue
                 if own is None or made is None or own[0] != made[0]:

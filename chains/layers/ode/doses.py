@@ -121,20 +121,20 @@ class Doses(Layer):
             For arrays that do not fit, times that are not finite, negative amounts, rates and durations, and numbers that are
             not among `into`. The message names the subject and the dose.
         """
-        times = _numbers("times", times)
-        amounts = _numbers("amounts", amounts, times.shape)
-        _refuse("times", times, ~np.isfinite(times) & (amounts != 0.0), "must be finite")
-        _refuse("amounts", amounts, ~((amounts >= 0.0) & (amounts < np.inf)), "must be finite and not negative")
+        times = numbers_of("times", times)
+        amounts = numbers_of("amounts", amounts, times.shape)
+        refuse("times", times, ~np.isfinite(times) & (amounts != 0.0), "must be finite")
+        refuse("amounts", amounts, ~((amounts >= 0.0) & (amounts < np.inf)), "must be finite and not negative")
         parts = [np.where(np.isfinite(times), times, np.inf), amounts]
         if infusion is not None and self.infusion is None:
             raise ValueError("`infusion` is given, but these doses are at once: Doses(..., infusion='rate')")
         if self.infusion is not None:
-            lasting = np.zeros(times.shape) if infusion is None else _numbers("infusion", infusion, times.shape)
-            _refuse("infusion", lasting, ~((lasting >= 0.0) & (lasting < np.inf)), "must be finite and not negative")
+            lasting = np.zeros(times.shape) if infusion is None else numbers_of("infusion", infusion, times.shape)
+            refuse("infusion", lasting, ~((lasting >= 0.0) & (lasting < np.inf)), "must be finite and not negative")
             parts.append(lasting)
         if isinstance(self.into, tuple):
-            places = np.full(times.shape, self.states[0]) if into is None else _numbers("into", into, times.shape)
-            _refuse("into", places, ~np.isin(places, self.states), f"must be among {self.states}")
+            places = np.full(times.shape, self.states[0]) if into is None else numbers_of("into", into, times.shape)
+            refuse("into", places, ~np.isin(places, self.states), f"must be among {self.states}")
             parts.append(places)
         elif into is not None:
             raise ValueError(f"`into` is given, but all doses go into {self.into}: Doses(..., into=(0, 1))")
@@ -320,18 +320,19 @@ def _by_duration(amount: Any, begin: Any, duration: Any) -> tuple[Any, Any, Any]
     return where(lasts, 0.0, amount), begin + duration, where(lasts, amount / where(lasts, duration, 1.0), 0.0)
 
 
-def _numbers(name: str, given: Any, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """An array (subjects, doses) of numbers. Raises TypeError or ValueError, naming it."""
+def numbers_of(name: str, given: Any, shape: tuple[int, ...] | None = None, columns: str = "doses") -> np.ndarray:
+    """An array (subjects, columns) of numbers. Raises TypeError or ValueError, naming it."""
     try:
         array = np.array(given, np.float64)
     except (TypeError, ValueError):
-        raise TypeError(f"`{name}` (={shown(given)}) must be numbers, an array (subjects, doses)") from None
+        raise TypeError(f"`{name}` (={shown(given)}) must be numbers, an array (subjects, {columns})") from None
     if array.ndim != 2 or (shape is not None and array.shape != shape):
-        raise ValueError(f"`{name}` has shape {array.shape}, but must be {shape or '(subjects, doses)'}")
+        raise ValueError(f"`{name}` has shape {array.shape}, but must be {shape or f'(subjects, {columns})'}")
     return array
 
 
-def _refuse(name: str, array: np.ndarray, wrong: np.ndarray, wanted: str) -> None:
+def refuse(name: str, array: np.ndarray, wrong: np.ndarray, wanted: str, column: str = "dose") -> None:
+    """Raise ValueError for the first number that is wrong, naming its column and subject."""
     if wrong.any():
-        subject, dose = np.argwhere(wrong)[0].tolist()
-        raise ValueError(f"`{name}` {wanted}, but dose {dose} of subject {subject} has {array[subject, dose]:g}")
+        subject, number = np.argwhere(wrong)[0].tolist()
+        raise ValueError(f"`{name}` {wanted}, but {column} {number} of subject {subject} has {array[subject, number]:g}")
