@@ -15,6 +15,7 @@ from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime import workers
 from chains.backends.native.runtime.epoch import MEMBERS, SOURCES, STEPS, gather
+from chains.backends.native.runtime.members import CALLS
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
@@ -38,8 +39,8 @@ def _once(make: Maker) -> Maker:
 @_once
 def runtime() -> Code:
     """The shared machine code, made once per process."""
-    names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane"]
-    return machine_code(workers.POOL + workers.TEAM + STEPS + MEMBERS, names, processor(), vectorize=True)
+    names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane", "all_members"]
+    return machine_code(workers.POOL + workers.TEAM + STEPS + MEMBERS + CALLS, names, processor(), vectorize=True)
 
 
 def gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
