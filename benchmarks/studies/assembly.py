@@ -4,7 +4,8 @@ The first run writes FILE: for each program, a digest of the LLVM assembly that 
 it. A later run, such as after a change of the compiler, compares the programs with the digests of FILE. It names those that
 differ and fails if there are any. Nothing is compiled to machine code: equal assembly gives equal machine code.
 
-The programs are those of the cases in `tests/harness.py`: steps of training, pullbacks, derivatives by series and products with Hessians.
+The programs are those of the cases in `tests/harness.py`: steps of training, pullbacks, derivatives by series and products with
+Hessians.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def main() -> None:
     common = before.keys() & found.keys()
     different = sorted(name for name in common if before[name] != found[name])
     print(f"{len(common) - len(different)} of {len(common)} programs have the same assembly")
-    print(*(f"  {name} differs" for name in different[:MAX_DIFFERENCES]), sep="\n")
+    for name in different[:MAX_DIFFERENCES]:
+        print(f"  {name} differs")
     missing = sorted(before.keys() - found.keys()) if given.every == 1 else []
     raise SystemExit(bool(different or missing))
 
