@@ -141,7 +141,6 @@ class Compiler:
         body(frame)
         if control is not None:
             restore_subnormals(f, control)
-        f.line("ret void")
         self.module.add(f)
 
     def _word(self, f: Function, position: int) -> Value:
