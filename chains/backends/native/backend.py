@@ -19,12 +19,13 @@ from chains.backends.native.following import Following, FollowingBinding, Follow
 from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.members import FollowingMembers, MembersBinding
+from chains.backends.native.operations import LOWERED
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.runtime.symmetric import SymmetricMatrix
 from chains.backends.native.single import single
-from chains.backends.native.support import LIMITS, gathers, per_program, unsupported
+from chains.backends.native.support import gathers, per_program, unsupported
 from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
@@ -41,7 +42,7 @@ class NativeBackend(Backend):
     """
 
     name = "native"
-    lowered = LIMITS.keys()
+    lowered = LOWERED
     has_functions = has_member_calls = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The loop over the members of a call in LLVM's assembly: each thread takes some members after another.
+"""The loop over the members of a call in machine code: each thread takes some members after another.
 
 A program is bound once for each thread. Before it runs for a member, each `PLACE` says where to write the address of the
 member's row of an array.
@@ -6,6 +6,7 @@ member's row of an array.
 
 from __future__ import annotations
 
+from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Value, integer
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.runtime.epoch import PLACE
 
@@ -33,53 +34,35 @@ TAKER = Struct(
     padded=True,
 )
 
-CALLS = f"""
-define void @take_members(ptr %takers, i64 %part) nounwind {{
-entry:
-  %position_of_own = mul i64 %part, {TAKER.size}
-  %own = getelementptr i64, ptr %takers, i64 %position_of_own
-{TAKER.load_text("own")}
-  br label %claim
-claim:
-  %begun = atomicrmw add ptr %next, i64 %grain monotonic
-  %some = icmp slt i64 %begun, %count
-  br i1 %some, label %begin, label %end
-begin:
-  %beyond = add i64 %begun, %grain
-  %fits = icmp slt i64 %beyond, %count
-  %stop = select i1 %fits, i64 %beyond, i64 %count
-  br label %member
-member:
-  %m = phi i64 [%begun, %begin], [%m1, %run_one]
-  %more = icmp slt i64 %m, %stop
-  br i1 %more, label %place, label %claim
-place:
-  %k = phi i64 [0, %member], [%k1, %write]
-  %left = icmp slt i64 %k, %place_count
-  br i1 %left, label %write, label %run_one
-write:
-  %position = mul i64 %k, {PLACE.size}
-  %place_words = getelementptr i64, ptr %places, i64 %position
-{PLACE.load_text("place_words")}
-  %offset = mul i64 %m, %stride
-  %address = add i64 %first, %offset
-  store i64 %address, ptr %word, align 8
-  %k1 = add i64 %k, 1
-  br label %place
-run_one:
-  call void %run(ptr %words)
-  %m1 = add i64 %m, 1
-  br label %member
-end:
-  ret void
-}}
 
-define void @all_members(ptr %ensemble) nounwind {{
-entry:
-{ENSEMBLE.load_text("ensemble", "share", "pool", "takers", "taker_count")}
-{ENSEMBLE.address_text("ensemble", "next")}
-  store i64 0, ptr %at_next, align 8
-  call void %share(ptr %pool, ptr @take_members, ptr %takers, i64 %taker_count)
-  ret void
-}}
-"""
+def write_members(module: Module) -> None:
+    """``all_members(ensemble)`` runs the program for each member; ``take_members(takers, part)`` is the work of a thread."""
+    _write_take(module)
+    f = Function(module, "all_members", [(PTR, "ensemble")])
+    share, pool, takers, count = ENSEMBLE.loads(f, f.arguments[0], "share", "pool", "takers", "taker_count")
+    ENSEMBLE.store(f, f.arguments[0], next=integer(0))
+    f.invoke(share, None, pool, Value("@take_members", PTR), takers, count)
+    module.add(f)
+
+
+def _write_take(module: Module) -> None:
+    f = Function(module, "take_members", [(PTR, "takers"), (I64, "part")])
+    run, words, following, count, grain, places, place_count = TAKER.loads(
+        f, f.address(f.arguments[0], f.mul(f.arguments[1], TAKER.size), I64)
+    )
+
+    def take(_: Value) -> None:
+        begin = f.assign(I64, f"atomicrmw add {following}, {grain} monotonic")
+        f.return_if(f.compare("sge", begin, count))
+        f.each(f.least(grain, f.binary("sub", count, begin)), lambda k: one(f.add(begin, k)))
+
+    def one(member: Value) -> None:
+        def place(k: Value) -> None:
+            word, first, stride = PLACE.loads(f, f.address(places, f.mul(k, PLACE.size), I64))
+            f.store(f.add(first, f.mul(member, stride)), word)
+
+        f.each(place_count, place)
+        f.invoke(run, None, words)
+
+    f.repeat(take)
+    module.add(f, "private")
