@@ -88,6 +88,18 @@ class Feed(ABC):
         """Drop prefetched batches: the data or their order have changed."""
         return
 
+    def watch(self, names: Collection[str], largest: float) -> bool:
+        """Look at the numbers of these data sets whenever samples of them are taken, or no more if there are no names.
+
+        `spoiled` tells whether one was not finite, or larger than `largest`. Returns whether the feed can do that.
+        """
+        return not names
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether a number was found since `watch` that does not fit."""
+        return False
+
 
 class MemberFeed(ABC):
     """Bound training steps of the members of an ensemble, and the data of their batches."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from chains.backends import Executable
 from chains.expr.formulas import Replay, traced
 from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
+from chains.support import arguments
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
@@ -47,6 +48,8 @@ class TrainingSteps(ABC):
     done = 0  # steps of this call
     loss: Any = 0.0  # of the last known step; of an ensemble, shape (members,)
     chunk = 1  # steps between two looks at the clock
+    unchecked: Collection[str] = ()  # the names of data whose numbers are checked in the first epoch, until its end
+    spoiled = False  # whether a number was found among them that is not finite or too large
 
     def __init__(
         self, batches: ArrayBatches | SourceBatches, executable: Executable, trained: Arrays, optimizer: Optimizer,
@@ -148,7 +151,7 @@ class ArraySteps(TrainingSteps):
 
     def __init__(
         self, batches: ArrayBatches, executable: Executable, trained: Arrays, optimizer: Optimizer, optimizer_state: State,
-        position: Position = START, *, advice: str = "",
+        position: Position = START, *, advice: str = "", unchecked: Collection[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(batches, executable, trained, optimizer, optimizer_state, position, advice)
         self._batches, self._executable, self._trained = batches, executable, trained
@@ -175,6 +178,8 @@ class ArraySteps(TrainingSteps):
         self.per_epoch: int = self._parts[-1].stop
         if self.step > self.per_epoch:
             raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
+        self.unchecked = unchecked
+        self.spoiled = bool(unchecked) and not all(part.feed.watch(unchecked, self._largest) for part in self._parts)
         self._between = Position(data=self.settings)  # two epochs
         self._losses = np.empty((*trained["p"].shape[:-1], self.per_epoch))  # of the epoch's steps
         self._losses[..., : self.step] = position.losses if self.step else np.nan
@@ -187,6 +192,24 @@ class ArraySteps(TrainingSteps):
         start = self._batches.batch_size * first
         feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
         return _Part(feed, batch, first, first + steps, share)
+
+    @property
+    def _largest(self) -> float:
+        return float(np.finfo(self._trained["p"].dtype).max)
+
+    def _settle(self) -> None:
+        """Check what the first epoch has left out of the data that were not checked before, and look at them no more."""
+        taken = sum((part.stop - part.first) * part.batch for part in self._parts)
+        left, arrays = self._order[0, taken:], self._batches.arrays
+        try:
+            arguments.check_finite(
+                self._trained["p"].dtype, **{name: arrays[name][left] for name in self.unchecked if left.size}
+            )
+        except ValueError:
+            self.spoiled = True
+        self.unchecked = ()
+        for part in self._parts:
+            part.feed.watch((), self._largest)
 
     # What differs for members and processes
 
@@ -233,6 +256,12 @@ class ArraySteps(TrainingSteps):
                 self.step += did
                 done += did
                 self.finished = self.step == self.per_epoch
+                if self.unchecked:
+                    self.spoiled = part.feed.spoiled
+                    if self.finished and not self.spoiled:
+                        self._settle()
+                    if self.spoiled:
+                        return done
                 if self.step < part.stop or not self.sound:
                     return done
         return done
