@@ -39,7 +39,7 @@ class NativeFeed(Feed):
 
     def __init__(self, binding: NativeBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
         self._binding = binding
-        self._keep = [dict(sources), order]
+        self._sources, self._order = dict(sources), order
         gathers = []
         code = runtime()
         self._direct = direct = binding.indexed_source(sources)
@@ -85,16 +85,15 @@ class NativeFeed(Feed):
         return done + self._timed(trial, first + done, values[done:], trial.together)
 
     def watch(self, names: Collection[str], largest: float) -> bool:
-        sources: Mapping[str, np.ndarray] = self._keep[0]
-        if any(sources[name].dtype.kind != "f" for name in names):
+        if any(self._sources[name].dtype.kind != "f" for name in names):
             return False
         kept = self._gathers[: len(self._gathered)]
-        self._watches = np.array([_watch(sources[name].dtype, largest) for name in names]).reshape(-1, WATCH.size)
+        self._watches = np.array([_watch(self._sources[name].dtype, largest) for name in names]).reshape(-1, WATCH.size)
         looks = [
             GATHER.pack(
                 function=watcher(source.dtype), source=source.ctypes.data, target=watch.ctypes.data, width=source[0].size
             )
-            for source, watch in zip((sources[name] for name in names), self._watches, strict=True)
+            for source, watch in zip((self._sources[name] for name in names), self._watches, strict=True)
         ]
         self._gathers = np.concatenate([kept, np.array(looks, np.int64).reshape(-1, GATHER.size)])
         JOB.write(self._job, gathers=len(self._gathers), list=self._gathers.ctypes.data)
