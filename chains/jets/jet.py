@@ -27,15 +27,18 @@ from chains.program.view import Buffer, View, scratch_like
 class Jet:
     """Records operations on series; `orders` has the highest order along each direction.
 
+    If it `holds`, results that were recorded as constants of tangents (`Recorder.held`) have no coefficients.
+
     >>> jet = Jet(ops, (2,))
     >>> jet.perturb(x, (0, 1), direction)
     >>> jet.record(operations)
     >>> second = jet.coefficient(y, (0, 2))  # None where it is zero
     """
 
-    def __init__(self, ops: Recorder, orders: Orders) -> None:
+    def __init__(self, ops: Recorder, orders: Orders, *, holds: bool = False) -> None:
         self.ops = ops
         self.orders = orders
+        self._holds = holds
         self._rows: dict[tuple[Buffer, Index], Buffer] = {}
         self._written: dict[Buffer, set[Index]] = {}  # the coefficients of a buffer that are not zero so far
         self._adjoints: set[Buffer] = set()
@@ -86,6 +89,11 @@ class Jet:
                 self._record(operation)
 
     def _record(self, operation: Operation) -> None:
+        if self._holds and operation.held:
+            for out in operation.outs:
+                self._will_write(out, [ZERO], adjoint=False)
+            self.ops.operations.append(operation)
+            return
         rule = RULES.get(type(operation))
         if rule is None:
             raise NotImplementedError(f"there is no rule for the derivatives of {operation.name} ({operation.label})")

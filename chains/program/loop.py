@@ -113,10 +113,11 @@ class Loop(Operation):
     def around(self, body: Sequence[Operation], *, from_zero: bool = False) -> Loop:
         """The same loop with another body."""
         from_zero = from_zero or self.from_zero
-        return Loop.of(
+        loop = Loop.of(
             self.steps, body, self.depth, self.label, closed=self.closed, skip_where_zero=self.skip_where_zero,
             from_zero=from_zero, solves=self.solves,
         )  # fmt: skip
+        return replace(loop, held=True) if self.held else loop
 
     def _conditional(self, change: Callable[[View], View]) -> Loop:
         """The loop with its condition, and what it solves, changed."""
