@@ -281,7 +281,7 @@ def _record_tangents(ops: Recorder, network: Network, p: View, x: View, y: View,
     before, ops.linearises = ops.pop_operations(), True
     node_of(ops, network, p).forward(ops, x, y)
     forward, ops.linearises = live(ops.pop_operations(), [y.buffer]), False
-    jet, direction = Jet(ops, (1,), holds=True), ops.scratch("direction", p.shape, batched=False)
+    jet, direction = Jet(ops, (1,), holds=True), ops.scratch("direction", p.sample_shape, batched=False)
     jet.perturb(p, FIRST, direction)
     jet.record(forward)
     slope, trained = jet.coefficient(y, FIRST), network.trainable

@@ -63,9 +63,8 @@ class Loop(Operation):
                     found = added if view in sums and view not in operation.ins else ins
                     found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation.writes)
-        effects = {"outs": tuple(outs), "ins": tuple(ins), "added": tuple(added)}
         return cls(
-            **effects, steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
+            tuple(outs), tuple(ins), added=tuple(added), steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
             from_zero=from_zero, solves=solves, label=label,
         )  # fmt: skip
 

@@ -94,8 +94,8 @@ INSIDE = {
     "d": "carried_shapes check_series timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps "
     "kept_axes check_tangents has_tangents "
     "may_fail advice all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "again aside carried depth external finish held in_loop keeps_parts linearises lengths map_formula name operations output_lengths "
-    "pop_operations symbolic",
+    "ops": "again aside carried depth external finish held in_loop keeps_parts linearises lengths map_formula name "
+    "operations output_lengths pop_operations symbolic",
     "view": "advancing at buffer is_whole loop_stride loop_strides name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.
