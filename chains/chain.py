@@ -818,10 +818,7 @@ class Chain(Series):
         return summary(self._network, p)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the table of the layers, if the shape of the input is known. @ chains/losses.py Losses: a number for
-        how far outputs are from targets, averaged over the batch, and its gradient. => Losses: the distance of outputs from
-        targets, averaged over the batch, and its gradient.
-        """
+        """For notebooks: the table of the layers, if the shape of the input is known."""
         return as_html(repr(self) if self._input_shape is None else table(self._network))
 
     def __len__(self) -> int:

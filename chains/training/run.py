@@ -23,7 +23,7 @@ from chains.training.history import History
 from chains.training.plan import Plan
 from chains.training.processes import Processes
 from chains.training.source_steps import SourceSteps
-from chains.training.steps import UNLIMITED_STEPS, ArraySteps, DividedSteps, MemberSteps, Steps
+from chains.training.steps import UNLIMITED_STEPS, ArraySteps, DividedSteps, MemberSteps, TrainingSteps
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Run:
         return TrainingState(plan.given.net, plan.p, self._history.epochs, self._history, plan.state)
 
 
-def steps_of(plan: Plan) -> Steps:
+def steps_of(plan: Plan) -> TrainingSteps:
     """The steps of a plan, bound to its arrays. All processes agree on what they begin with."""
     given, start, batches, processes, network = plan.given, plan.start, plan.batches, plan.processes, plan.given.network
     bound = plan.step, plan.trained, given.optimizer, start.optimizer_state, start.position
@@ -235,7 +235,7 @@ def _optimizer_rows(plan: Plan) -> dict[str, Any]:
     return {name: memory_of(plan.p).contiguous(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
-def _writer(plan: Plan, steps: Steps) -> CheckpointWriter:
+def _writer(plan: Plan, steps: TrainingSteps) -> CheckpointWriter:
     given, start = plan.given, plan.start
     return CheckpointWriter(
         given.checkpoint, plan.watched, plan.p, plan.state, steps, plan.history, given.callbacks, start.run, start.saved

@@ -33,7 +33,7 @@ UNLIMITED_STEPS = 1 << 62  # more than any run has
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
-class Steps(ABC):
+class TrainingSteps(ABC):
     """A recorded training step, bound to the arrays that all steps share; subclasses take the `batches`.
 
     `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated in
@@ -140,7 +140,7 @@ class _Part:
     share: np.ndarray  # the samples of this process, in the order of the epoch
 
 
-class ArraySteps(Steps):
+class ArraySteps(TrainingSteps):
     """Steps through arrays in batches. The order of an epoch depends only on the seed and the number of the epoch.
 
     These are the steps of one network on this process. Subclasses are for members, and for processes that divide the batches.
