@@ -64,8 +64,8 @@ class Loop(Operation):
                     found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation.writes)
         return cls(
-            tuple(outs), tuple(ins), added=tuple(added), steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
-            from_zero=from_zero, solves=solves, label=label,
+            tuple(outs), tuple(ins), added=tuple(added), steps=steps, body=tuple(body), depth=depth, closed=closed,
+            skip_where_zero=skip_where_zero, from_zero=from_zero, solves=solves, label=label,
         )  # fmt: skip
 
     @property
