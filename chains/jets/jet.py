@@ -27,15 +27,18 @@ from chains.program.view import Buffer, View, scratch_like
 class Jet:
     """Records operations on series; `orders` has the highest order along each direction.
 
+    If it `holds`, results that were recorded as constants of tangents (`Recorder.held`) have no coefficients.
+
     >>> jet = Jet(ops, (2,))
     >>> jet.perturb(x, (0, 1), direction)
     >>> jet.record(operations)
     >>> second = jet.coefficient(y, (0, 2))  # None where it is zero
     """
 
-    def __init__(self, ops: Recorder, orders: Orders) -> None:
+    def __init__(self, ops: Recorder, orders: Orders, *, holds: bool = False) -> None:
         self.ops = ops
         self.orders = orders
+        self._holds = holds
         self._rows: dict[tuple[Buffer, Index], Buffer] = {}
         self._written: dict[Buffer, set[Index]] = {}  # the coefficients of a buffer that are not zero so far
         self._adjoints: set[Buffer] = set()
@@ -87,7 +90,9 @@ class Jet:
 
     def _record(self, operation: Operation) -> None:
         linear, rule = operation.linear_in, RULES.get(type(operation))
-        if linear is not None and len(linear) == 2:
+        if self._holds and operation.held:
+            self._constant(operation)
+        elif linear is not None and len(linear) == 2:
             self._product(operation)
         elif linear:
             self._on_rows(operation, operation.ins[linear[0]])  # the winners of a max pool are those of order zero

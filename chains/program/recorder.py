@@ -58,6 +58,8 @@ class Recorder:
         self._label = ""
         self._draws = 0
         self._depth = 0  # of loops
+        self._held = False
+        self.linearises = False  # whether forward passes are recorded for tangents (`chains.jets.tangents`)
         self.keeps_parts = False  # whether the operations of a layer within another become one, a part
 
     def __repr__(self) -> str:
@@ -171,7 +173,29 @@ class Recorder:
         yield
         self._label = before
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A context: operations recorded inside have results that tangents take for constants, such as lengths of steps."""
+        before, self._held = self._held, True
+        yield
+        self._held = before
+
     # Operations
+
+    @contextmanager
+    def again(self, loop: Loop) -> Iterator[None]:
+        """A context: operations recorded inside are the body of a loop that is otherwise like `loop`.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop. It is at the depth of the loops that are being recorded.
+        """
+        self._depth += 1
+        with self.aside() as body:
+            yield
+        self._depth -= 1
+        self.operations.append(loop.around(body))
 
     @contextmanager
     def loop(
@@ -205,7 +229,7 @@ class Recorder:
                     steps, self.operations, at.depth, self._label, closed=closed or skip is not None, skip_where_zero=skip,
                     from_zero=skip is not None, solves=solves,
                 )  # fmt: skip
-                around.append(loop)
+                around.append(replace(loop, held=self._held))
         finally:
             self.operations = around
             self._depth -= 1
@@ -459,7 +483,7 @@ class Recorder:
         for out in operation.outs:
             if out.buffer.role in ("input", "constant"):
                 raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
-        self.operations.append(operation)
+        self.operations.append(replace(operation, held=True) if self._held else operation)
 
     def pop_operations(self) -> list[Operation]:
         """Remove and return the operations recorded so far, so that they can be recorded in another form."""

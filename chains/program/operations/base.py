@@ -30,22 +30,19 @@ class Operation:
     elementwise: ClassVar[bool] = False  # each element depends on the operands' elements at its place; outs may be ins
     over_steps: ClassVar[bool] = False  # one can do the work of all steps of a loop: views may have the steps as another axis
 
+    # The operands in each of which the results are linear; none of them if the results depend on no numbers. None where they
+    # are not linear: then derivatives need a rule (`chains.jets.jet`).
+    linear_in: ClassVar[tuple[int, ...] | None] = None
+
     outs: tuple[View, ...]
     ins: tuple[View, ...]
     label: str = field(default="", kw_only=True)
+    held: bool = field(default=False, kw_only=True, compare=False)  # whether tangents take its results for constants
 
     @property
     def accumulates(self) -> bool:
         """Whether the results are added to the contents of `outs`, which are then read too."""
         return False
-
-    @property
-    def linear_in(self) -> tuple[int, ...] | None:
-        """The operands in each of which the results are linear; none of them if the results depend on no numbers.
-
-        None where the results are not linear: then derivatives need a rule (`chains.jets.jet`).
-        """
-        return None
 
     @property
     def over_batch(self) -> str | None:

@@ -43,7 +43,7 @@ class Reduce(Operation):
         return self.kind if super().over_batch else None
 
     @property
-    def linear_in(self) -> tuple[int, ...] | None:
+    def linear_in(self) -> tuple[int, ...] | None:  # type: ignore[override]
         return (0,) if self.kind == "sum" else None
 
     def check(self) -> None:
@@ -71,10 +71,7 @@ class Copy(Operation):
 
     elementwise = True
     over_steps = True
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return (0,)
+    linear_in = (0,)
 
     def check(self) -> None:
         super().check()
@@ -90,15 +87,12 @@ class Fill(Operation):
 
     elementwise = True
     over_steps = True
+    linear_in = ()
 
     value: float
 
     def __str__(self) -> str:
         return f"{self._left} = {self.value:g}"
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return ()
 
     def transpose(self, t: Any) -> None:
         """It depends on nothing."""

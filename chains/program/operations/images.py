@@ -67,6 +67,8 @@ class _Convolution(Operation):
     the input channels of its group.
     """
 
+    linear_in = (0, 1)
+
     window: Window
     groups: int = 1
 
@@ -78,10 +80,6 @@ class _Convolution(Operation):
     @property
     def _kernels(self) -> View:
         return self.ins[1]
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return 0, 1
 
     def check(self) -> None:
         super().check()
@@ -189,7 +187,7 @@ class Pool(Operation):
         return f"{self.kind}_pool"
 
     @property
-    def linear_in(self) -> tuple[int, ...] | None:
+    def linear_in(self) -> tuple[int, ...] | None:  # type: ignore[override]
         return (0,) if self.kind == "mean" else None
 
     @property
@@ -223,13 +221,11 @@ class PoolInput(Pool):
     an entry equal to y passes no gradient on.
     """
 
+    linear_in = (0,)
+
     @property
     def name(self) -> str:
         return f"{self.kind}_pool_input"
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return (0,)
 
     @property
     def _images(self) -> tuple[View, View]:

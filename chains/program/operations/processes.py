@@ -17,13 +17,11 @@ class AllReduce(Operation):
     All processes do their sums over processes in the order of the program. `out` and `a` are contiguous and hold no samples.
     """
 
+    linear_in = (0,)
+
     @property
     def name(self) -> str:
         return "all_reduce"
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return (0,)
 
     def check(self) -> None:
         super().check()

@@ -14,11 +14,9 @@ from chains.program.view import Batch, View, concrete
 class _Product(Operation):
     """out = a @ b, or out += a @ b."""
 
-    accumulate: bool = False
+    linear_in = (0, 1)
 
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return 0, 1
+    accumulate: bool = False
 
     @property
     def accumulates(self) -> bool:

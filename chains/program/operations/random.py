@@ -20,11 +20,9 @@ class Random(Operation):
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
 
-    draw: int
+    linear_in = ()
 
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return ()
+    draw: int
 
     def transpose(self, t: Any) -> None:
         """It depends on nothing that has a cotangent."""

@@ -13,9 +13,7 @@ from chains.program.view import View
 class Gather(Operation):
     """out[i, ...] = table[index[i], ...] for the operands (table, index); an index out of range means the nearest row."""
 
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return (0,)
+    linear_in = (0,)
 
     def check(self) -> None:
         super().check()
@@ -32,13 +30,11 @@ class Gather(Operation):
 class ScatterAdd(Operation):
     """out[index[i], ...] += source[i, ...] for the operands (index, source), with indices out of range as in `Gather`."""
 
+    linear_in = (1,)
+
     @property
     def accumulates(self) -> bool:
         return True
-
-    @property
-    def linear_in(self) -> tuple[int, ...]:
-        return (1,)
 
     def check(self) -> None:
         super().check()

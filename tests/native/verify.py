@@ -1,6 +1,6 @@
 """Checks that a plan means the same as its program. They must hold after every pass.
 
-Each check looks at the plan alone, not at the pass that made it. The tests call `verify` after every pass.
+Each check looks at the plan alone, not at the pass that made it. Tests call `verify` after every pass.
 """
 
 from __future__ import annotations
