@@ -178,6 +178,7 @@ class Backend(ABC):
     rounding: Mapping[str, float] = MappingProxyType({"float32": 3e-5, "float64": 1e-12})
     same_bits = True
     has_functions = False  # whether `function` ever returns one
+    has_member_calls = False  # whether there is a `bind_members`
     copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 
     def __repr__(self) -> str:
@@ -196,6 +197,14 @@ class Backend(ABC):
         Missing arrays are allocated, uninitialised. `scratch` is memory to use, at least `scratch_bytes` long.
         Raises UnsupportedOperationError for an operation that the backend lacks; the message names it.
         """
+
+    def bind_members(self, program: Program, batch: int, members: int, own: Collection[str], arrays: Arrays) -> Binding:
+        """Bind a program for all members of an ensemble: a run of the binding runs it for each of them.
+
+        The arrays that `own` names have a row for each member, the others are shared. Rows, and shared arrays, are as for
+        `bind`. A backend that has this sets `has_member_calls`; members of others are called one after another.
+        """
+        raise NotImplementedError
 
     def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix | None:
         """A copy of a matrix on the host that machine code changes; None if the backend has no such code."""

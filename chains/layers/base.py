@@ -72,6 +72,12 @@ class Layer(ABC):
         return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
 
     has_series: ClassVar[bool] = True  # whether it has second derivatives and Taylor series
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether its Jacobian by the parameters may be computed forward: its tangents are those of its gradient."""
+        return self.has_series
+
     advice: ClassVar[str] = ""  # what to do if a loss is not finite, for the message that ends training
 
     @property
@@ -434,6 +440,19 @@ class Declaration:
                 raise NotImplementedError(
                     f"{each.layer!r} has no second derivatives and Taylor series, since its iterations end when the values "
                     "have converged: gradients, those of samples, and Jacobians are exact"
+                )
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether this layer and all its parts have tangents."""
+        return all(each.layer.has_tangents for each in self.all)
+
+    def check_tangents(self) -> None:
+        """Raise NotImplementedError if this layer, or a part of it, has no tangents."""
+        for each in self.all:
+            if not each.layer.has_tangents:
+                raise NotImplementedError(
+                    f"{each.layer!r} has no tangents that belong to its gradient: its Jacobian is computed in reverse"
                 )
 
     @property

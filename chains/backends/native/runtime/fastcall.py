@@ -25,10 +25,9 @@ from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.shared import gatherer
-from chains.program.view import concrete
 
 if TYPE_CHECKING:
-    from chains.backends.native.binding import NativeBinding
+    from chains.backends.native.binding import BoundCode
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 OTHER: dict[np.dtype[Any], np.dtype[Any]] = {SINGLE: DOUBLE, DOUBLE: SINGLE}
@@ -47,26 +46,27 @@ _NEW_FUNCTION = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_o
 
 
 def python_function(
-    binding: NativeBinding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str], *, single: bool = False
+    binding: BoundCode, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str], *, single: bool = False
 ) -> Callable[..., Any] | None:
     """A function whose call ``function(*ins, *outs)`` runs the program of a binding on these arrays.
 
     Inputs may also be of the type in `ins`, or, where that is the program's own, of the other float type. A call returns None
     where it declines its arguments. Instead of an output, None may be passed; the call then makes a new
-    array. The call returns the output, or a tuple of several. If the program has a value, it comes first, as a float. With
-    `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not available.
+    array. The call returns the output, or a tuple of several. If the program has a value, and it is no output, it comes first,
+    as a float. With `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not
+    available.
     """
     buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
     if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MAX_RESULTS:
         return None
-    value, at = binding.arrays.get("value"), binding.addresses
+    value, at = None if "value" in outs else binding.arrays.get("value"), binding.addresses
     call = CALL.pack(
         run=binding.run_address, words=binding.words_address, ndarray=id(np.ndarray), none=id(None),
         inputs=len(ins), arrays=len(buffers),
         value=0 if value is None else at["value"], is_single=value is not None and value.itemsize == 4,
         **api,
     )  # fmt: skip
-    shapes = [concrete(buffer.shape[int(single and buffer.batched) :], binding.batch) for buffer in buffers]
+    shapes = [binding.shape(buffer.name)[int(single and buffer.batched) :] for buffer in buffers]
     slots = [binding.slots(buffer.name) for buffer in buffers]
     lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
     next_list = lists.ctypes.data

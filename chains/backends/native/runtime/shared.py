@@ -15,6 +15,7 @@ from chains.backends.native.llvm.emit import Module
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES, gather, write_lane, write_steps
+from chains.backends.native.runtime.members import write_members
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS, write_threads
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
@@ -39,9 +40,9 @@ def _once(make: Maker) -> Maker:
 def runtime() -> Code:
     """The shared machine code, made once per process."""
     module = Module()
-    for write in (write_threads, write_steps, write_lane):
+    for write in (write_threads, write_steps, write_lane, write_members):
         write(module)
-    names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane"]
+    names = ["worker", "parallel", "serial", "barrier", "lead", "steps", "team_steps", "lane", "all_members"]
     return machine_code(module.text(), names, processor(), vectorize=True)
 
 
