@@ -424,14 +424,8 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
 
     Raises ValueError for an array that does not fit its buffer: compiled code would read and write out of bounds.
     """
+    check_arrays(program, batch, arrays)
     result = dict(arrays)
-    for name, array in arrays.items():
-        buffer = program.buffers[name]
-        size = buffer.size * (batch if buffer.batched else 1)
-        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
-            raise ValueError(
-                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
-            )
     for name, buffer in program.buffers.items():
         if buffer.role == "constant":
             assert buffer.data is not None
@@ -445,6 +439,17 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
         else:
             result[name] = np.empty(concrete(buffer.shape, batch), buffer.dtype)
     return result
+
+
+def check_arrays(program: Program, batch: int, arrays: Arrays) -> None:
+    """Raise ValueError for an array that does not fit its buffer."""
+    for name, array in arrays.items():
+        buffer = program.buffers[name]
+        size = buffer.size * (batch if buffer.batched else 1)
+        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
+            raise ValueError(
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+            )
 
 
 def aligned(nbytes: int) -> np.ndarray:

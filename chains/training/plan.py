@@ -64,9 +64,9 @@ class Given:
         self.network: Network = network_of(self.net)
         self.optimizers: list[Optimizer] = []  # one, or one for each member
 
-    def call(self, *names: str) -> Call:
-        """These arguments as those of a call."""
-        return Call(self.network, {name: getattr(self, name) for name in names})
+    def call(self) -> Call:
+        """The arguments as those of a call."""
+        return Call(self.network, vars(self))
 
 
 @dataclass
@@ -133,9 +133,10 @@ def check_arguments(given: Given) -> None:
 def check(given: Given, start: Start, processes: Processes | None) -> Plan:
     """The plan from checked arguments and a start. Raises TypeError or ValueError where they do not fit together."""
     network, p = given.network, given.p
-    batches = _source(given, start) if given.t is None else _arrays(given, start, processes)
+    call = given.call()
+    batches = _source(given, start) if given.t is None else _arrays(call, given, start, processes)
     step = executables.training_step(network, p, batches.criterion, given.optimizer, parallel=processes is not None)
-    state = given.state = batches.check_state(given.call("p", "state"), step.program)
+    state = given.state = batches.check_state(call, step.program)
     history = start.history
     evaluator = Evaluator(given.net, p, state, given.loss, given.penalty, given.validation, given.metrics, history)
     plan = Plan(given, start, batches, step, state, evaluator, "", Interrupts(), processes)
@@ -185,10 +186,9 @@ def _source(given: Given, start: Start) -> SourceBatches:
     )  # fmt: skip
 
 
-def _arrays(given: Given, start: Start, processes: Processes | None) -> ArrayBatches:
+def _arrays(call: Call, given: Given, start: Start, processes: Processes | None) -> ArrayBatches:
     """The batches of arrays."""
-    settings = {name: getattr(given, name) for name in ("batch_size", "drop_last", "shuffle", "seed")}
-    batches = from_arrays(given.call("p", "x", "t", "loss", "weights", "lengths", "penalty"), settings)
+    batches = from_arrays(call, given.batch_size, drop_last=given.drop_last, shuffle=given.shuffle, seed=given.seed)
     start.position_in(batches.settings)
     if processes is not None:
         check_divided(batches, given.optimizer, processes.comm.size)

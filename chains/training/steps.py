@@ -72,7 +72,8 @@ class TrainingSteps(ABC):
 
     def _used(self, arrays: Arrays) -> State:
         """The arrays for which the program has a buffer."""
-        return {name: array for name, array in arrays.items() if name in self._program.buffers}
+        buffers = self._program.buffers
+        return {name: array for name, array in arrays.items() if name in buffers}
 
     @property
     def total(self) -> int:

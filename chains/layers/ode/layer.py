@@ -181,6 +181,10 @@ class ODE(Settings, Layer):
     def may_fail(self) -> bool:
         return self._strategy.may_fail
 
+    @property
+    def has_tangents(self) -> bool:
+        return not self.adjoint
+
     def fixed_input(self) -> SampleShape | None:
         shape = self.rhs.fixed_input()
         known = shape is not None and len(shape) == 1 and shape[0] > self.known

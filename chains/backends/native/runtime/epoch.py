@@ -184,7 +184,7 @@ PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # first: the a
 COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: bytes of a row
 
 
-def each_member(f: Function, lane: Value, struct: Struct, body: Callable[[Value, Value], None]) -> None:
+def each_member(f: Function, lane: Value, struct: Struct, body: Callable[[Value, Value], object]) -> None:
     """Take one member after another until none is left. The body gets its position and its number, with its places set."""
     counter, count, members, places, place_count = struct.loads(f, lane, "next", "count", "members", "places", "place_count")
 
