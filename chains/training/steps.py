@@ -49,7 +49,7 @@ class TrainingSteps(ABC):
     done = 0  # steps of this call
     loss: Any = 0.0  # of the last known step; of an ensemble, shape (members,)
     chunk = 1  # steps between two looks at the clock
-    _begun = 0  # steps of the epoch after the finished ones
+    _begun_steps = 0  # steps of the epoch after the finished ones
     unchecked: Collection[str] = ()  # the names of data whose numbers are checked in the first epoch, until its end
     spoiled = False  # whether a number was found among them that is not finite or too large
 
@@ -116,7 +116,7 @@ class TrainingSteps(ABC):
         losses = self._means()
         self.epoch += len(losses)
         self.optimizer_state["epoch"] += len(losses)
-        self.step, self.finished, self._begun = self._begun, False, 0
+        self.step, self.finished, self._begun_steps = self._begun_steps, False, 0
         return losses
 
     @abstractmethod
@@ -302,7 +302,7 @@ class ArraySteps(TrainingSteps):
         self._several = of_finished.reshape(*losses.shape[:-1], finished, self.per_epoch)
         self._losses[..., :begun] = losses[..., done - begun : done]
         self.finished = finished > 0
-        self.step, self._begun = (self.per_epoch, begun) if self.finished else (begun, 0)
+        self.step, self._begun_steps = (self.per_epoch, begun) if self.finished else (begun, 0)
         return done
 
     def _make_ahead(self) -> _Ahead:
