@@ -83,6 +83,7 @@ class Operation:
     outs: tuple[View, ...]
     ins: tuple[View, ...]
     label: str = field(default="", kw_only=True)
+    held: bool = field(default=False, kw_only=True, compare=False)  # whether tangents take its results for constants
 
     @property
     def accumulates(self) -> bool:
