@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, ode_steps, tanh
+from chains import ODE, Chain, Dense, Doses, Equations, Flatten, MSELoss, ode_steps, tanh
 from chains.expr import sin, where
 from tests.harness import assert_close, central_difference
 from tests.layers.interpolating import states_at
@@ -125,6 +125,15 @@ def test_many_times_are_interpolated_by_default():
         ODE(PENDULUM, times, rtol=1e-3, jumps=[0.2, 0.4], max_steps=2)
     net = Chain(ODE(PENDULUM, times, rtol=1e-3), backend="numpy")
     assert len(ode_steps(net, NOTHING, np.ones((1, 2)))[0].times) < 8
+
+
+def test_steps_end_at_times_with_doses():
+    doses, times = Doses(1, 0), np.linspace(0.0, 2.0, 31)
+    x = np.array([[1.0, 0.5, 0.7, 2.0]])
+    default, given = (Chain(ODE(PENDULUM, times, rtol=1e-3, doses=doses, **how), backend="numpy")
+                      for how in ({}, {"interpolate": False}))  # fmt: skip
+    assert np.array_equal(default(x, NOTHING), given(x, NOTHING))
+    assert len(ode_steps(default, NOTHING, x)[0].times) > 30
 
 
 @pytest.mark.parametrize("first", [0.0, 700.0])
