@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+pytest.importorskip("threadpoolctl", reason="the commands of the benchmarks set NumPy's threads")
 
 from benchmarks.gpu.rows import rows
 from benchmarks.harness import machine
@@ -221,6 +221,8 @@ def data(tmp_path_factory):
 @pytest.fixture
 def same_threads(number):
     """Commands choose numbers of threads for the whole process. Afterwards they are as before."""
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(1, user_api="blas"):
         yield
 
