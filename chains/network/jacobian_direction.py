@@ -1,9 +1,9 @@
 """The direction in which a Jacobian by the parameters is computed. The choice by cost is made here alone.
 
 In reverse, each output of a sample has a pullback, which is written out in the program. Forward, each trained parameter has a
-lane of the tangents, and the program is as long as one solution. Measured in calls of the network, a lane costs a seventh for
-one sample and a half for many, a pullback one to three. The pullbacks of a loop over steps also take seconds to compile. So
-networks with loops go forward with up to four lanes for each output.
+lane of the tangents, and the program is as long as one solution. For solutions of an `ODE`, measured in calls of the network, a
+lane costs a seventh for one sample and half a call for many, since a call of many samples fills vectors without lanes. A
+pullback costs one to two calls, and a third of a second to compile. Without loops, pullbacks share the products of all samples.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from chains.program.loop import Loop
 from chains.support.checks import check_word
 
 FORWARD, REVERSE = "forward", "reverse"
-LANES_AN_OUTPUT = 4  # at most, for networks with loops
+FEW_SAMPLES = 7  # which fill no vector
+LANES_AN_OUTPUT, LANES_OF_MANY = 4, 2  # at most, for networks with loops: for few samples, and for more
 
 
-def chosen(network: Network, asked: str = "auto") -> str:
+def chosen(network: Network, samples: int, asked: str = "auto") -> str:
     """The direction that a caller asks for, or the cheaper one.
 
     Raises ValueError for an unknown direction, NotImplementedError for "forward" if the network has no tangents.
@@ -29,13 +30,14 @@ def chosen(network: Network, asked: str = "auto") -> str:
     check_word("direction", asked, "auto", FORWARD, REVERSE)
     if asked == FORWARD:
         network.declaration.check_tangents()
-    return cheaper(network) if asked == "auto" else asked
+    return cheaper(network, samples) if asked == "auto" else asked
 
 
-def cheaper(network: Network) -> str:
-    """The cheaper direction for one sample."""
+def cheaper(network: Network, samples: int) -> str:
+    """The cheaper direction for a number of samples."""
     lanes, outputs = lanes_of(network), math.prod(network.output_shape)
-    if not 0 < lanes <= LANES_AN_OUTPUT * outputs or not network.declaration.has_tangents or network.lacks_tangents:
+    most = LANES_AN_OUTPUT if samples <= FEW_SAMPLES else LANES_OF_MANY
+    if not 0 < lanes <= most * outputs or not network.declaration.has_tangents or network.lacks_tangents:
         return REVERSE
     if lanes <= outputs:
         return FORWARD
