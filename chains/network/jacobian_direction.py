@@ -3,7 +3,8 @@
 In reverse, each output of a sample has a pullback, which is written out in the program. Forward, each trained parameter has a
 lane of the tangents, and the program is as long as one solution. For solutions of an `ODE`, measured in calls of the network, a
 lane costs a seventh for one sample and half a call for many, since a call of many samples fills vectors without lanes. A
-pullback costs one to two calls, and a third of a second to compile. Without loops, pullbacks share the products of all samples.
+pullback costs one call, or two for many outputs and samples, whose arrays leave the caches, and a third of a second to compile.
+Without loops, pullbacks share the products of all samples.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from chains.program.loop import Loop
 from chains.support.checks import check_word
 
 FORWARD, REVERSE = "forward", "reverse"
-FEW_SAMPLES = 7  # which fill no vector
-LANES_AN_OUTPUT, LANES_OF_MANY = 4, 2  # at most, for networks with loops: for few samples, and for more
+FEW_SAMPLES, FEW_OUTPUTS = 7, 8
+LANES_AN_OUTPUT = 5  # at most, for networks with loops
+LANES_OF_FEW = 2  # for more than a few samples of few outputs
 
 
 def chosen(network: Network, samples: int, asked: str = "auto") -> str:
@@ -36,7 +38,7 @@ def chosen(network: Network, samples: int, asked: str = "auto") -> str:
 def cheaper(network: Network, samples: int) -> str:
     """The cheaper direction for a number of samples."""
     lanes, outputs = lanes_of(network), math.prod(network.output_shape)
-    most = LANES_AN_OUTPUT if samples <= FEW_SAMPLES else LANES_OF_MANY
+    most = LANES_OF_FEW if samples > FEW_SAMPLES and outputs <= FEW_OUTPUTS else LANES_AN_OUTPUT
     if not 0 < lanes <= most * outputs or not network.declaration.has_tangents or network.lacks_tangents:
         return REVERSE
     if lanes <= outputs:

@@ -63,6 +63,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks rosetta_rnn": (CHEAP, REVIEWS),
     "benchmarks rosetta_rnn --accuracy": (ONE_EPOCH, REVIEWS),
     "benchmarks sde": (CHEAP, {"sde.STEPS": 4, "sde.BATCHES": (1, 2)}),
+    "benchmarks sensitivities": (CHEAP, {"sensitivities.TIMES": np.linspace(0.0, 1.0, 3), "sensitivities.COMPILE": "print(1)"}),
     "benchmarks solver": (CHEAP, {"solver.CALLS": 10}),
     "benchmarks steady": (CHEAP, {}),
     "benchmarks ude": (CHEAP, {"ude.CHECKPOINTS": (None,), "ude.STEPS": 1}),
@@ -93,6 +94,9 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
+    "benchmarks.studies.ode_fits": (
+        "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
+             "ode_fits.SECONDS": np.linspace(0.0, 1.0, 3)}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
