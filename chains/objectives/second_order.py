@@ -78,7 +78,8 @@ class SecondOrder:
             r, j = found["r"], found["j"]
         else:
             r = self._differences(p, data, part)
-            j = derivatives.jacobian(self.network, p, data["x"][part], lengths_in(data, part), data.get("state"), None)
+            lengths, state = lengths_in(data, part), data.get("state")
+            j = derivatives.jacobian(self.network, p, data["x"][part], lengths, "auto", state, None)
         r, j = r.ravel(), j.reshape(r.size, len(p))
         _weigh(r, own)
         _weigh(j, own[:, None])

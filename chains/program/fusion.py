@@ -64,7 +64,7 @@ def _is_read_once(operations: Sequence[Operation], view: View, second: int, priv
 def _may_move(operations: Sequence[Operation], first: int, out: int, second: int) -> bool:
     """Whether a result of a map may be computed by a later one, from operands that are as they were."""
     writer, reader = operations[first], operations[second]
-    if writer.outs[0].shape != reader.outs[0].shape:
+    if writer.outs[0].shape != reader.outs[0].shape or writer.held != reader.held:
         return False
     inputs = _formula(writer).only([out])[1]
     needed = [writer.ins[k] for k in inputs]

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from chains.program.operations import Operation
-from chains.program.view import Batch, View
+from chains.program.view import Batch, View, scratch_like
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,14 @@ class Part(Operation):
 
     node: Any
     operations: tuple[Operation, ...]
+
+    def transpose(self, t: Any) -> None:
+        (y,), (x,) = self.outs, self.ins
+        d, x, y = t.take(y), t.value(x), t.value(y, after=True)
+        if t.is_active(x):
+            t.fill(x, lambda dx: self.node.pullback(t.ops, x, y, d, dx))
+        else:
+            self.node.pullback(t.ops, x, y, d, scratch_like(x, "dx", t.ops.dtype))
 
 
 def without_parts(operations: Sequence[Operation]) -> list[Operation]:

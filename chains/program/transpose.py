@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr import where
 from chains.program import operations as op
 from chains.program.alias import overlap
 from chains.program.cancelling import cancels, divisions, means
@@ -82,18 +81,23 @@ class Transposer:
         for position in reversed(range(len(self.operations))):
             self._position, operation = position, self.operations[position]
             if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
-                self.rule(operation)(self, operation)
+                self.transpose(operation)
             elif not operation.accumulates:
                 for out in operation.outs:
                     self._forget(out)
 
-    @staticmethod
-    def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
-        """The rule of an operation. Raises NotImplementedError, with its name, if there is none."""
-        rule = RULES.get(type(operation))
-        if rule is None:
-            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
-        return rule
+    def transpose(self, operation: Operation) -> None:
+        """Record the pullback of one operation."""
+        operation.transpose(self)
+
+    def transpose_map(self, operation: op.Map) -> None:
+        """Record the pullback of a map."""
+        MapRule(self, operation).record()
+
+    def check(self, operation: Operation) -> None:
+        """Raise NotImplementedError, with its name, for an operation whose pullback is not known."""
+        if type(operation).transpose is Operation.transpose:
+            operation.transpose(self)
 
     # Arrays and their cotangents
 
@@ -285,7 +289,7 @@ class Transposer:
         self._active.difference_update(results)
         for position, operation in enumerate(self.operations):
             if self._depends(operation):
-                self.rule(operation)
+                self.check(operation)
                 if isinstance(operation, op.Reduce) and operation.kind == "max" and self._cancels(position, results):
                     continue
                 self._active.update(self.place(view) for view in operation.outs if self.place(view).cotangent is not None)
@@ -299,111 +303,10 @@ class Transposer:
         """Whether the results depend on the input or a parameter, as those of another layer may in any case."""
         return isinstance(operation, Part) or any(self.is_active(view) for view in operation.ins)
 
-    # Rules
-
-    def _constant(self, operation: Operation) -> None:
-        """An operation whose operands, if any, depend on nothing."""
-
-    def _map(self, operation: op.Map) -> None:
-        MapRule(self, operation).record()
-
-    def _matmul(self, operation: op.MatMul) -> None:
-        (out,), (a, b) = operation.outs, operation.ins
-        d = self.take(out)
-        for operand, left, right in ((b, a, None), (a, None, b)):
-            if self.is_active(operand):
-                target = self.cotangent(operand)
-                first = d if left is None else _transposed(self.value(left))
-                second = d if right is None else _transposed(self.value(right))
-                begun = self.begun(target)
-                if target.strides[-1] != 1 == target.strides[-2]:  # rows are together in memory if all is transposed
-                    self.ops.matmul(_transposed(target), _transposed(second), _transposed(first), accumulate=begun)
-                else:
-                    self.ops.matmul(target, first, second, accumulate=begun)
-                self.mark(target)
-
-    def _reduce(self, operation: op.Reduce) -> None:
-        (out,), (a,) = operation.outs, operation.ins
-        d = self.take(out)
-        if operation.kind == "sum":
-            self.add(a, d)
-            return
-        a, largest, ops = self.value(a), self.value(out, after=True), self.ops
-        chosen, count, share = scratch_like(a, "chosen"), scratch_like(out, "count"), scratch_like(out, "share")
-        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
-        ops.sum(count, chosen)
-        ops.map(share, lambda d, count: d / count, d, count)
-        ops.map(chosen, lambda a, largest, share: where(a == largest, share, 0.0), a, largest, share)
-        self.add(a, chosen)
-
-    def _copy(self, operation: op.Copy) -> None:
-        self.add(operation.ins[0], self.take(operation.outs[0]))
-
-    def _convolve(self, operation: op.Convolve) -> None:
-        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(y), operation.groups
-        if self.is_active(w):
-            self.fill(w, lambda dw: ops.convolve_weight(dw, self.value(x), d, *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve_input(dx, d, self.value(w), *rest, groups=groups))
-
-    def _convolve_input(self, operation: op.ConvolveInput) -> None:
-        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(y), operation.groups
-        if self.is_active(w):
-            self.fill(w, lambda dw: ops.convolve_weight(dw, d, self.value(x), *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve(dx, d, self.value(w), *rest, groups=groups))
-
-    def _convolve_weight(self, operation: op.ConvolveWeight) -> None:
-        (w,), (x, y), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(w), operation.groups
-        if self.is_active(y):
-            self.fill(y, lambda dy: ops.convolve(dy, self.value(x), d, *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve_input(dx, self.value(y), d, *rest, groups=groups))
-
-    def _pool(self, operation: op.Pool) -> None:
-        (y,), (x,), kind = operation.outs, operation.ins, operation.kind
-        d, largest = self.take(y), kind == "max"
-        values = (self.value(x), self.value(y, after=True)) if largest else (x, y)
-        padding, window = operation.count_padding, operation.window
-        self.fill(x, lambda dx: self.ops.pool_input(kind, dx, d, *values, window, count_padding=padding))
-
-    def _pool_input(self, operation: op.PoolInput) -> None:
-        if operation.kind == "max":
-            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
-        d, window, padding = self.take(operation.outs[0]), operation.window, operation.count_padding
-        self.fill(operation.ins[0], lambda dy: self.ops.pool("mean", dy, d, window, count_padding=padding))
-
-    def _gather(self, operation: op.Gather) -> None:
-        table, index = operation.ins
-        d, target = self.take(operation.outs[0]), self.cotangent(table)
-        self.complete(target)
-        self.ops.scatter_add(target, self.value(index), d)
-
-    def _scatter_add(self, operation: op.ScatterAdd) -> None:
-        index, source = operation.ins
-        if self.is_active(source):
-            d = self.take(operation.outs[0])
-            self.fill(source, lambda target: self.ops.gather(target, d, self.value(index)))
-
-    def _part(self, part: Part) -> None:
-        (y,), (x,) = part.outs, part.ins
-        d, x, y = self.take(y), self.value(x), self.value(y, after=True)
-        if self.is_active(x):
-            self.fill(x, lambda dx: part.node.pullback(self.ops, x, y, d, dx))
-        else:
-            part.node.pullback(self.ops, x, y, d, scratch_like(x, "dx", self.ops.dtype))
-
 
 def _pairs(a: View, b: View) -> Iterator[tuple[Any, Any]]:
     """The lengths of two arrays, axis by axis from the last one."""
     return zip(reversed(a.shape), reversed(b.shape), strict=False)
-
-
-def _transposed(view: View) -> View:
-    return view.T if view.ndim == 2 else view.swap(-1, -2)
 
 
 def _runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -418,12 +321,3 @@ def _run(like: View, start: int, stop: int) -> View:
     if not buffer.batched:
         return View(buffer, (stop - start,), (1,), start, "", like.loop_strides)
     return View(buffer, (Batch(), stop - start), (buffer.size, 1), start, "", like.loop_strides)
-
-
-RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
-    op.Map: Transposer._map, op.MatMul: Transposer._matmul, op.BatchMatMul: Transposer._matmul, op.Reduce: Transposer._reduce,
-    op.Copy: Transposer._copy, op.Fill: Transposer._constant, op.Random: Transposer._constant,
-    op.Convolve: Transposer._convolve, op.ConvolveInput: Transposer._convolve_input,
-    op.ConvolveWeight: Transposer._convolve_weight, op.Pool: Transposer._pool, op.PoolInput: Transposer._pool_input,
-    op.Gather: Transposer._gather, op.ScatterAdd: Transposer._scatter_add, Part: Transposer._part,
-}  # fmt: skip

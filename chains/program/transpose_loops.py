@@ -7,9 +7,8 @@ later steps overwrite, is kept: a scratch array that each step fills gets an ent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from chains.program.alias import overlap
 from chains.program.loop import Loop, Steps, all_operations, fills_first, slot
@@ -22,10 +21,16 @@ from chains.program.view import Batch, Buffer, View, scratch_like
 class LoopTransposer(Transposer):
     """Records the pullback of operations, with loops among them."""
 
-    @staticmethod
-    def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
+    def transpose(self, operation: Operation) -> None:
+        if isinstance(operation, Loop):
+            self._loop(operation)
+        else:
+            super().transpose(operation)
+
+    def check(self, operation: Operation) -> None:
         if not isinstance(operation, Loop):
-            return Transposer.rule(operation)
+            super().check(operation)
+            return
         if operation.skip_where_zero is not None:
             raise NotImplementedError(
                 "there is no rule for the pullback of a `loop` that leaves steps out: write the layer's pullback"
@@ -37,8 +42,7 @@ class LoopTransposer(Transposer):
                     f"there is no rule for the pullback of a layer in a `loop`, here {layer}: make the step a Cell for "
                     "Recurrent, with the layer as a part"
                 )
-            LoopTransposer.rule(each)
-        return LoopTransposer._loop  # type: ignore[return-value]
+            self.check(each)
 
     def is_private(self, buffer: Buffer) -> bool:
         """Whether the operation at the present position alone uses a scratch buffer, which the layer is not given."""

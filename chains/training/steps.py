@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from chains.backends import Executable
 from chains.expr.formulas import Replay, traced
 from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
+from chains.support import arguments
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
@@ -33,7 +34,7 @@ UNLIMITED_STEPS = 1 << 62  # more than any run has
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
-class Steps(ABC):
+class TrainingSteps(ABC):
     """A recorded training step, bound to the arrays that all steps share; subclasses take the `batches`.
 
     `trained` are the arrays to update in place: the parameters and the network's state, if any. `optimizer_state` is updated in
@@ -47,6 +48,8 @@ class Steps(ABC):
     done = 0  # steps of this call
     loss: Any = 0.0  # of the last known step; of an ensemble, shape (members,)
     chunk = 1  # steps between two looks at the clock
+    unchecked: Collection[str] = ()  # the names of data whose numbers are checked in the first epoch, until its end
+    spoiled = False  # whether a number was found among them that is not finite or too large
 
     def __init__(
         self, batches: ArrayBatches | SourceBatches, executable: Executable, trained: Arrays, optimizer: Optimizer,
@@ -69,7 +72,8 @@ class Steps(ABC):
 
     def _used(self, arrays: Arrays) -> State:
         """The arrays for which the program has a buffer."""
-        return {name: array for name, array in arrays.items() if name in self._program.buffers}
+        buffers = self._program.buffers
+        return {name: array for name, array in arrays.items() if name in buffers}
 
     @property
     def total(self) -> int:
@@ -140,7 +144,7 @@ class _Part:
     share: np.ndarray  # the samples of this process, in the order of the epoch
 
 
-class ArraySteps(Steps):
+class ArraySteps(TrainingSteps):
     """Steps through arrays in batches. The order of an epoch depends only on the seed and the number of the epoch.
 
     These are the steps of one network on this process. Subclasses are for members, and for processes that divide the batches.
@@ -148,7 +152,7 @@ class ArraySteps(Steps):
 
     def __init__(
         self, batches: ArrayBatches, executable: Executable, trained: Arrays, optimizer: Optimizer, optimizer_state: State,
-        position: Position = START, *, advice: str = "",
+        position: Position = START, *, advice: str = "", unchecked: Collection[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(batches, executable, trained, optimizer, optimizer_state, position, advice)
         self._batches, self._executable, self._trained = batches, executable, trained
@@ -175,6 +179,8 @@ class ArraySteps(Steps):
         self.per_epoch: int = self._parts[-1].stop
         if self.step > self.per_epoch:
             raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
+        self.unchecked = unchecked
+        self.spoiled = bool(unchecked) and not all(part.feed.watch(unchecked, self._largest) for part in self._parts)
         self._between = Position(data=self.settings)  # two epochs
         self._losses = np.empty((*trained["p"].shape[:-1], self.per_epoch))  # of the epoch's steps
         self._losses[..., : self.step] = position.losses if self.step else np.nan
@@ -187,6 +193,24 @@ class ArraySteps(Steps):
         start = self._batches.batch_size * first
         feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
         return _Part(feed, batch, first, first + steps, share)
+
+    @property
+    def _largest(self) -> float:
+        return float(np.finfo(self._trained["p"].dtype).max)
+
+    def _settle(self) -> None:
+        """Check what the first epoch has left out of the data that were not checked before, and look at them no more."""
+        taken = sum((part.stop - part.first) * part.batch for part in self._parts)
+        left, arrays = self._order[0, taken:], self._batches.arrays
+        try:
+            arguments.check_finite(
+                self._trained["p"].dtype, **{name: arrays[name][left] for name in self.unchecked if left.size}
+            )
+        except ValueError:
+            self.spoiled = True
+        self.unchecked = ()
+        for part in self._parts:
+            part.feed.watch((), self._largest)
 
     # What differs for members and processes
 
@@ -233,6 +257,12 @@ class ArraySteps(Steps):
                 self.step += did
                 done += did
                 self.finished = self.step == self.per_epoch
+                if self.unchecked:
+                    self.spoiled = part.feed.spoiled
+                    if self.finished and not self.spoiled:
+                        self._settle()
+                    if self.spoiled:
+                        return done
                 if self.step < part.stop or not self.sound:
                     return done
         return done

@@ -138,6 +138,8 @@ class ImplicitStages:
         columns = ops.constant("weights of slopes", self.rows[1:].T[:, :, None])  # (of slope, in stage, 1)
         ops.copy(states.index(1, 0), state)
         self._prepare(inverse, seen.index(1, 0), h)
+        if ops.linearises:
+            self.rhs.forward(ops, seen.index(1, 0), self._value)
         ops.copy(slopes.index(1, 0), self._value)
         self.add(behind, state.expand(1), h, columns.index(0, 0), self._value.expand(1))
         for view in (self.failed, self.taken):
@@ -159,6 +161,10 @@ class ImplicitStages:
 
     def _prepare(self, inverse: View, seen: View, h: Length) -> None:
         """Record the inverse of ``1 - h * gamma * J``, and the slope, at this input of the right-hand side."""
+        with self.ops.held():
+            self._record_inverse(inverse, seen, h)
+
+    def _record_inverse(self, inverse: View, seen: View, h: Length) -> None:
         ops, gamma, n = self.ops, self.gamma, self.n
         matrix, identity = ops.scratch("newton matrix, transposed", (n, n)), ops.constant("identity", np.eye(n))
         at = ops.scratch("where the step begins", seen.sample_shape)
@@ -183,18 +189,36 @@ class ImplicitStages:
             return where(active > 0.0, k + change, k), moved * moved - tolerated * (x * x + y * y)
 
         ops.copy(start, state)
-        ops.fill(self._active, 1.0)
-        with ops.loop(ITERATIONS, skip_where_zero=lambda _: self._active):
-            combine(ops, state, start, h, [(gamma, slope)])
-            self.rhs.forward(ops, seen, self._value)
-            ops.map(self._rest, lambda value, k: value - k, self._value, slope)
-            ops.matmul(self._change.expand(-1), inverse, self._rest.expand(-1))
-            operands = self._active, slope, self._change, state, before, *lengths
-            ops.map((slope, self._excesses), improved, *operands)
-            ops.sum(self._excess, self._excesses)
-            ops.map((self.taken, self._active), _counted, self.taken, self._active, self._excess)
-        ops.map(self.failed, lambda failed, active: failed + active, self.failed, self._active)
+        with ops.held():
+            ops.fill(self._active, 1.0)
+            with ops.loop(ITERATIONS, skip_where_zero=lambda _: self._active):
+                combine(ops, state, start, h, [(gamma, slope)])
+                self._find_change(seen, slope, inverse)
+                operands = self._active, slope, self._change, state, before, *lengths
+                ops.map((slope, self._excesses), improved, *operands)
+                ops.sum(self._excess, self._excesses)
+                ops.map((self.taken, self._active), _counted, self.taken, self._active, self._excess)
+            ops.map(self.failed, lambda failed, active: failed + active, self.failed, self._active)
+        if ops.linearises:
+            self._pass_tangents(seen, slope, h)
         combine(ops, state, start, h, [(gamma, slope)])
+
+    def _find_change(self, seen: View, slope: View, inverse: View) -> None:
+        """Record the change of the slope in an iteration of Newton's method."""
+        self.rhs.forward(self.ops, seen, self._value)
+        self.ops.map(self._rest, lambda value, k: value - k, self._value, slope)
+        self.ops.matmul(self._change.expand(-1), inverse, self._rest.expand(-1))
+
+    def _pass_tangents(self, seen: View, slope: View, h: Length) -> None:
+        """Record one more iteration, with the matrix of the stage itself: its tangents are those of the solution.
+
+        The iterations before it are constants of the tangents.
+        """
+        ops, inverse = self.ops, self.ops.scratch("inverse at the stage", (self.n, self.n))
+        combine(ops, seen.slice(-1, 0, self.n), self._start, h, [(self.gamma, slope)])
+        self._prepare(inverse, seen, h)
+        self._find_change(seen, slope, inverse)
+        ops.map(slope, lambda k, change: k + change, slope, self._change)
 
     def pull(
         self, d_value: View, d_seen: View, d_slope: View, h: Length, inverse: View, pullback: Callable[[View, View], None]

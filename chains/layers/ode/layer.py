@@ -19,7 +19,7 @@ from chains.layers.ode.implicit import LARGEST_STATE
 from chains.layers.ode.methods import METHODS
 from chains.layers.ode.right_side import check_deterministic
 from chains.layers.ode.settings import Settings, ascending, control, forcing_of, text_of
-from chains.layers.ode.strategy import ControlledSteps, EqualSteps, Steps, Strategy
+from chains.layers.ode.strategy import AtTimes, ControlledSteps, EqualSteps, Strategy
 from chains.layers.ode.until import UntilEvent
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -165,7 +165,7 @@ class ODE(Settings, Layer):
         vars(self).update({"event": None, "direction": "both", "doses": None} | state)  # earlier pickles have fewer
 
     @property
-    def _steps(self) -> Steps:
+    def _steps(self) -> AtTimes:
         """How steps are found."""
         if self.doses is not None:
             return BetweenDoses(self, self.doses).steps
@@ -180,6 +180,10 @@ class ODE(Settings, Layer):
     @property
     def may_fail(self) -> bool:
         return self._strategy.may_fail
+
+    @property
+    def has_tangents(self) -> bool:
+        return not self.adjoint
 
     def fixed_input(self) -> SampleShape | None:
         shape = self.rhs.fixed_input()

@@ -122,7 +122,8 @@ class StepControl:
                 new, error = self._step(rhs, seen, state, moment, tried, slopes)
                 ops.copy(begin, t)
                 ops.copy(tries, tried)
-                ops.map((taken, end, length), partial(_next_lengths, self.tableau.order), error, t, length, tried, reached)
+                with ops.held():
+                    ops.map((taken, end, length), partial(_next_lengths, self.tableau.order), error, t, length, tried, reached)
                 ops.copy(t, end)
                 for view, after in ((state, new), (slopes[0], slopes[-1])):
                     ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
@@ -132,7 +133,8 @@ class StepControl:
                 self._keep(found, t, state, taken)
                 if self.course is not None:
                     whole = self.course.length(moment)
-                    ops.map(h, lambda h, part, whole: where(whole > 0.0, part * whole, h), h, length, whole)
+                    with ops.held():
+                        ops.map(h, lambda h, part, whole: where(whole > 0.0, part * whole, h), h, length, whole)
                     self.course.enter(moment, t, taken)
                 if watch is not None:
                     watch.after((segment,), at, begin, taken, state)
@@ -157,7 +159,8 @@ class StepControl:
         ops.copy(seen.slice(-1, 0, self.inputs.n), state)
         self.inputs.record(seen, moment)
         rhs.forward(ops, seen, slope)
-        self._first_length(h, t, span, state, slope, seen, rhs, moment)
+        with ops.held():
+            self._first_length(h, t, span, state, slope, seen, rhs, moment)
         if self.course is not None:
             self.course.enter(moment, t)
         return moment
@@ -169,7 +172,8 @@ class StepControl:
         course.add_doses(state, row)
         self.ops.copy(at.now(part(course.rows, (segment,)), 1), row)
         as_part = lambda h, t, last, whole: where(t < last, where(whole > 0.0, h / where(whole > 0.0, whole, 1.0), 2.0), 0.0)  # noqa: E731
-        self.ops.map(length, as_part, h, t, last, course.length(row))
+        with self.ops.held():
+            self.ops.map(length, as_part, h, t, last, course.length(row))
         return length
 
     def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
@@ -236,8 +240,9 @@ class StepControl:
             relative = number / scale(y, *values[len(views) :])
             return relative * relative * (1.0 / n)
 
-        ops.map(squares, square, *views, *more)
-        ops.sum(mean, squares)
+        with ops.held():
+            ops.map(squares, square, *views, *more)
+            ops.sum(mean, squares)
         return mean
 
     def _first_length(

@@ -92,7 +92,7 @@ class Strategy:
         raise NotImplementedError
 
 
-class Steps(Strategy):
+class AtTimes(Strategy):
     """A strategy whose output are the states at the times, (times, n)."""
 
     @property
@@ -197,7 +197,7 @@ class Steps(Strategy):
         raise NotImplementedError
 
 
-class EqualSteps(Steps):
+class EqualSteps(AtTimes):
     """A number of equal steps from each of the times to the next."""
 
     @property
@@ -240,7 +240,7 @@ class EqualSteps(Steps):
         pass  # ends are not kept
 
 
-class ControlledSteps(Steps):
+class ControlledSteps(AtTimes):
     """Steps whose estimated error stays within tolerances. They count times from the first one: far from time 0, sums of
     lengths would lose digits.
     """

@@ -9,7 +9,7 @@ from chains.expr import where
 from chains.layers.base import Declaration
 from chains.layers.ode.events import Event, Watch
 from chains.layers.ode.right_side import check_deterministic
-from chains.layers.ode.strategy import Setup, Steps, Strategy
+from chains.layers.ode.strategy import AtTimes, Setup, Strategy
 from chains.program.recorder import Recorder
 from chains.program.view import View
 
@@ -17,7 +17,7 @@ from chains.program.view import View
 class UntilEvent(Strategy):
     """The solution up to an event. The output, (times + 1, n + 1), has a time in each row, and in its last row the end."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: AtTimes) -> None:
         super().__init__(steps.ode)
         self.steps = steps
 
