@@ -30,6 +30,7 @@ COUNTS = {
     "kernels": 2,
     "watched": 4,
     "ode": 2,
+    "interpolants": 2,
     "imports": 100,
     "exported": 6,
 }

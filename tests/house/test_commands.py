@@ -65,6 +65,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks sde": (CHEAP, {"sde.STEPS": 4, "sde.BATCHES": (1, 2)}),
     "benchmarks solver": (CHEAP, {"solver.CALLS": 10}),
     "benchmarks steady": (CHEAP, {}),
+    "benchmarks dense_output": (CHEAP, {"dense_output.TIMES": (3,)}),
     "benchmarks ude": (CHEAP, {"ude.CHECKPOINTS": (None,), "ude.STEPS": 1}),
     "benchmarks ude --accuracy": (ONE_EPOCH, {"ude.ADAM": 2, "ude.BFGS": 2, "ude.STEPS": 1}),
     "benchmarks wide": (CHEAP, {"wide.LAYERS": (Dense(2048, 8), Dense(8, 10, relu=False)), "wide.BATCH": 4}),
@@ -81,6 +82,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
+    "benchmarks.studies.interpolants": ("", {"interpolants.METHODS": {"tsit5": (1e-2,)}}),
     "benchmarks.studies.way": ("", {}),
     "benchmarks.gpu": ("--plan", {}),
     "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
