@@ -74,6 +74,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
         "", {"compilation.NETWORKS": {}, "compilation.WIDTHS": SMALL, "compilation.DEPTHS": (1,), "compilation.BASE": 0,
              "compilation.ROUNDS": 1}),
     "benchmarks.studies.control": ("--contestants chains --widths --layers --seconds 1e-4", {}),
+    "benchmarks.studies.derived": ("--only Dense --repetitions 10", {}),
     "benchmarks.studies.elementary": (
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
