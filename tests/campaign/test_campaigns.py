@@ -31,6 +31,7 @@ COUNTS = {
     "kernels": 2,
     "watched": 4,
     "ode": 2,
+    "interpolants": 2,
     "imports": 100,
     "exported": 6,
 }
