@@ -190,6 +190,7 @@ class Backend(ABC):
     rounding: Mapping[str, float] = MappingProxyType({"float32": 3e-5, "float64": 1e-12})
     same_bits = True
     has_functions = False  # whether `function` ever returns one
+    takes_long_orders = False  # whether a feed costs the same for any length of its order
     has_member_calls = False  # whether there is a `bind_members`
     copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 

@@ -145,9 +145,10 @@ def check(given: Given, start: Start, processes: Processes | None) -> Plan:
         arguments.check_apart(name, array, read)
     if given.check_finite:
         numbers = {**batches.counted_numbers(network), **evaluator.counted_numbers()}
-        plan.unchecked = _unchecked(plan, numbers)
-        now = {name: array for name, array in numbers.items() if not any(array is late for late in plan.unchecked.values())}
-        arguments.check_finite(p.dtype, **start.vectors(p, state), **now)
+        if late := _unchecked(plan, numbers):
+            plan.unchecked = late
+            numbers = {name: array for name, array in numbers.items() if not any(array is each for each in late.values())}
+        arguments.check_finite(p.dtype, **start.vectors(p, state), **numbers)
     names = ["loss", *evaluator.names, "seconds"]
     start.check_columns(names)
     plan.watched = "" if given.checkpoint is None else watched_quantity(given.checkpoint, names)
@@ -160,17 +161,18 @@ def _unchecked(plan: Plan, numbers: dict[str, Any]) -> dict[str, np.ndarray]:
     There are none if an earlier part of this epoch is done, or if others see the parameters before its end.
     """
     given, batches, start = plan.given, plan.batches, plan.start
-    seen = [plan.processes, given.checkpoint, start.saved]
-    seen += [callback for callback in given.callbacks if hasattr(callback, "begin") or hasattr(callback, "on_batch_end")]
-    if type(batches) is not ArrayBatches or any(each is not None for each in seen):
-        return {}
-    if start.position.step or given.epochs <= start.history.epochs or batches.batch_size == batches.samples:
-        return {}
     found: dict[str, np.ndarray] = {}
     for name, array in batches.arrays.items():
-        large = type(array) is np.ndarray and array.dtype in arguments.DTYPES and array.nbytes >= LATE_BYTES
-        if large and numbers[name] is array and not any(array is other for other in found.values()):
+        if type(array) is not np.ndarray or array.nbytes < LATE_BYTES or array.dtype not in arguments.DTYPES:
+            continue
+        if numbers[name] is array and not any(array is other for other in found.values()):
             found[name] = array
+    if not found or type(batches) is not ArrayBatches or batches.batch_size == batches.samples:
+        return {}
+    seen = [plan.processes, given.checkpoint, start.saved]
+    seen += [callback for callback in given.callbacks if hasattr(callback, "begin") or hasattr(callback, "on_batch_end")]
+    if start.position.step or given.epochs <= start.history.epochs or any(each is not None for each in seen):
+        return {}
     return found
 
 

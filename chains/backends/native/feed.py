@@ -50,8 +50,8 @@ class NativeFeed(Feed):
             places = {"source": source.ctypes.data, "target": target.ctypes.data}
             gathers.append(GATHER.pack(function=gatherer(source.dtype, target.dtype), width=source[0].size, **places))
             binding.gathers(name)
-        self._gathers = np.array(gathers, np.int64).reshape(-1, GATHER.size)
-        self._watches = np.zeros((0, WATCH.size), np.int64)
+        self._gathers = np.array(gathers, np.int64)
+        self._watches: np.ndarray | None = None
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
         self._widest = max(sources, key=lambda name: sources[name][0].nbytes, default=None)
         if self._widest is not None:
@@ -87,7 +87,7 @@ class NativeFeed(Feed):
     def watch(self, names: Collection[str], largest: float) -> bool:
         if any(self._sources[name].dtype.kind != "f" for name in names):
             return False
-        kept = self._gathers[: len(self._gathered)]
+        kept = self._gathers[: len(self._gathered)].reshape(-1, GATHER.size)
         self._watches = np.array([_watch(self._sources[name].dtype, largest) for name in names]).reshape(-1, WATCH.size)
         looks = [
             GATHER.pack(
@@ -101,7 +101,7 @@ class NativeFeed(Feed):
 
     @property
     def spoiled(self) -> bool:
-        return bool(self._watches[:, WATCH.positions["found"]].any())
+        return self._watches is not None and bool(self._watches[:, WATCH.positions["found"]].any())
 
     def job_alone(self) -> np.ndarray:
         """The `JOB` of a thread that does all parts alone, without the words that change from run to run."""

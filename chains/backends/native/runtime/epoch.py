@@ -76,7 +76,7 @@ def watch(source: str) -> str:
 
     def row(i: Value, carried: list[Value]) -> list[Value]:
         start = f.address(table, f.mul(f.load(I64, f.address(order, i, I64)), width), word)
-        inside = f.loop(integer(0), whole, lanes, lambda j, most: [larger(*most, f.address(start, j, word))], carried)[1][0]
+        inside = f.loop(integer(0), whole, lanes, lambda j, most: [larger(most[0], f.address(start, j, word))], carried)[1][0]
         return [
             f.either(
                 f.compare("slt", whole, width), lambda: larger(inside, f.address(start, whole, word), rest), lambda: inside
