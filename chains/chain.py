@@ -433,7 +433,10 @@ class Chain(Series):
         """
         return derivatives.input_jacobian(self._network, p, x, state, out)
 
-    def jacobian(self, p: Any, x: Any, *, lengths: Any = None, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+    def jacobian(
+        self, p: Any, x: Any, *, lengths: Any = None, direction: str = "auto", state: Any = None,
+        out: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """The derivatives of each sample's outputs with respect to the parameters, (batch, *output_shape, n_params).
 
         They are zero for frozen parameters.
@@ -444,12 +447,22 @@ class Chain(Series):
             As of `derivatives`.
         lengths : array, shape (batch,), optional
             As of `value_and_grad`.
+        direction : str
+            "forward" computes the tangents of all parameters in one pass, in lanes; "reverse" pulls each output of a sample
+            back. "auto" takes the cheaper one: forward if there are at least as many outputs as trained
+            parameters, and for an `ODE` if there are at most five parameters for each output (two, for more than 7 samples
+            of at most 8 outputs).
         state : array, shape (n_state,), optional
             As of `derivatives`.
         out : array, optional
             Filled instead of a fresh one.
+
+        Raises
+        ------
+        NotImplementedError
+            For "forward", if a layer has no tangents: `SteadyState`, and an `ODE` with `adjoint`.
         """
-        return derivatives.jacobian(self._network, p, x, lengths, state, out)
+        return derivatives.jacobian(self._network, p, x, lengths, direction, state, out)
 
     def hvp(
         self,
@@ -806,10 +819,7 @@ class Chain(Series):
         return summary(self._network, p)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the table of the layers, if the shape of the input is known. @ chains/losses.py Losses: a number for
-        how far outputs are from targets, averaged over the batch, and its gradient. => Losses: the distance of outputs from
-        targets, averaged over the batch, and its gradient.
-        """
+        """For notebooks: the table of the layers, if the shape of the input is known."""
         return as_html(repr(self) if self._input_shape is None else table(self._network))
 
     def __len__(self) -> int:

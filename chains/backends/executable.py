@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,14 @@ class Executable:
         # Idle bindings by batch size. Threads pop from these lists and append to them, which is atomic.
         self._idle: dict[int, list[_KeptBinding]] = {}
         self._large: list[_KeptBinding] = []  # the last binding to the caller's arrays
+        self._of_members: dict[Hashable, MemberExecutable] = {}
 
     def tuned(self, numbers: Sequence[float]) -> Executable:
         """The same program with other settings; bindings are shared."""
         if not numbers:
             return self
         twin = copy.copy(self)
+        twin._of_members = {}
         twin.settings = {name: self.backend.adopted(array) for name, array in self.program.tuned(numbers).items()}
         return twin
 
@@ -47,7 +49,7 @@ class Executable:
             if self._is_large(batch):
                 self._run_in_place(batch, arrays)
                 return
-            kept = _KeptBinding(self.backend.bind(self.program, batch, {}))
+            kept = _KeptBinding(self._bind(batch, {}))
         kept.run(arrays)
         if len(idle) < KEPT_BINDINGS:
             idle.append(kept)
@@ -57,13 +59,25 @@ class Executable:
         if not self.takes(ins, outs):
             return decline
         idle = self._idle.get(batch, [])
-        kept = _pop(idle) or _KeptBinding(self.backend.bind(self.program, batch, {}))
+        kept = _pop(idle) or _KeptBinding(self._bind(batch, {}))
         for name, array in self.settings.items():
             kept.binding.arrays[name][...] = array
         found = self.backend.function(kept.binding, ins, outs)
         if found is None and not self._is_large(batch):
             idle.append(kept)
         return found or decline
+
+    def for_members(self, members: int, own: Collection[str]) -> MemberExecutable | None:
+        """The program for so many members; None if the backend calls them one after another."""
+        if not self.backend.has_member_calls:
+            return None
+        own = frozenset(name for name in own if name in self.program.buffers)
+        found = self._of_members.get((members, own))
+        if found is None:
+            for oldest in list(self._of_members)[: max(0, len(self._of_members) - KEPT_BINDINGS + 1)]:
+                self._of_members.pop(oldest, None)
+            found = self._of_members.setdefault((members, own), MemberExecutable(self, members, own))
+        return found
 
     def takes(self, ins: Collection[str], outs: Sequence[str], known: Collection[str] = ()) -> bool:
         """Whether the program uses all these arrays, and no others of the caller's but the `known` ones."""
@@ -84,16 +98,42 @@ class Executable:
         fitting = {name: array for name, array in arrays.items() if self._fits(name, array)}
         kept = _pop(self._large)
         if kept is None or not kept.run_at(batch, arrays, fitting):
-            nbytes, block = self.backend.scratch_bytes(self.program, batch), None if kept is None else kept.block
-            if block is None or not nbytes <= block.nbytes <= 2 * nbytes:
-                block = self.backend.allocate(nbytes)
-            kept = _KeptBinding(self.backend.bind(self.program, batch, fitting, block), fitting, block)
+            block = self._block(batch, None if kept is None else kept.block)
+            kept = _KeptBinding(self._bind(batch, fitting, block), fitting, block)
             kept.run(arrays)
         self._large[:] = [kept]
+
+    def _bind(self, batch: int, arrays: Arrays, block: np.ndarray | None = None) -> Binding:
+        return self.backend.bind(self.program, batch, arrays, block)
+
+    def _block(self, batch: int, before: np.ndarray | None) -> np.ndarray | None:
+        """Scratch memory to bind with: that from before, if it has about the right size."""
+        nbytes = self.backend.scratch_bytes(self.program, batch)
+        return before if before is not None and nbytes <= before.nbytes <= 2 * nbytes else self.backend.allocate(nbytes)
 
     def _fits(self, name: str, array: np.ndarray) -> bool:
         buffer = self.program.buffers.get(name)
         return buffer is not None and array.flags.c_contiguous and array.dtype == buffer.dtype
+
+
+class MemberExecutable(Executable):
+    """A program that is called for all members of an ensemble. The arrays that `own` names have a row for each member."""
+
+    def __init__(self, one: Executable, members: int, own: Collection[str]) -> None:
+        super().__init__(one.backend, one.program)
+        self.settings, self._members, self._own = one.settings, members, frozenset(own)
+
+    def _is_large(self, batch: int) -> bool:
+        return True  # the rows are always used where they are
+
+    def _bind(self, batch: int, arrays: Arrays, block: np.ndarray | None = None) -> Binding:
+        return self.backend.bind_members(self.program, batch, self._members, self._own, arrays)
+
+    def _block(self, batch: int, before: np.ndarray | None) -> None:
+        return None
+
+    def _fits(self, name: str, array: np.ndarray) -> bool:
+        return name in self.program.buffers and super()._fits(name, array[0, ...] if name in self._own else array)
 
 
 def _pop(bindings: list[_KeptBinding]) -> _KeptBinding | None:

@@ -170,7 +170,7 @@ def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
 
 def lines_of(operation: Operation, context: Context) -> Lines:
     """The statements of an operation. Raises KeyError for an unknown one."""
-    return _WRITERS[type(operation)](operation, context)
+    return WRITERS[type(operation)](operation, context)
 
 
 # Element by element
@@ -447,7 +447,7 @@ def _random(operation: Random, context: Context) -> Lines:
     yield from nested([("i", out.flat.shape[0])], [f"{context.at(out.flat, [('i', 1)])} = ({ctype(out.dtype)}){number};"])
 
 
-_WRITERS: dict[type[Operation], Callable[[Any, Context], Lines]] = {
+WRITERS: dict[type[Operation], Callable[[Any, Context], Lines]] = {
     MatMul: _matmul,
     BatchMatMul: _batch_matmul,
     Map: _map,

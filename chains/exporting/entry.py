@@ -148,8 +148,8 @@ class _Entry:
         self.memory = f"{table}, {f.address(memory, integer(self.scratch.tile), BYTE)}"
         for k, segment in enumerate(plan.segments):
             self._segment(k, segment, plan)
-        value = f.load(self.value.type, self.value_place) if call.value else "void"
-        f.line(f"ret {value}")
+        if call.value:
+            f.returns(f.load(self.value.type, self.value_place))
         module.add(f)
 
     # Memory

@@ -72,6 +72,12 @@ class Layer(ABC):
         return {name: value for name, value in vars(self).items() if name != "_chains_declared"}  # a copy may be changed
 
     has_series: ClassVar[bool] = True  # whether it has second derivatives and Taylor series
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether its Jacobian by the parameters may be computed forward: its tangents are those of its gradient."""
+        return self.has_series
+
     advice: ClassVar[str] = ""  # what to do if a loss is not finite, for the message that ends training
 
     @property
@@ -437,6 +443,19 @@ class Declaration:
                 )
 
     @property
+    def has_tangents(self) -> bool:
+        """Whether this layer and all its parts have tangents."""
+        return all(each.layer.has_tangents for each in self.all)
+
+    def check_tangents(self) -> None:
+        """Raise NotImplementedError if this layer, or a part of it, has no tangents."""
+        for each in self.all:
+            if not each.layer.has_tangents:
+                raise NotImplementedError(
+                    f"{each.layer!r} has no tangents that belong to its gradient: its Jacobian is computed in reverse"
+                )
+
+    @property
     def advice(self) -> str:
         """The advice of the layers for a loss that is not finite."""
         return "; ".join(dict.fromkeys(each.layer.advice for each in self.all if each.layer.advice))
@@ -491,6 +510,12 @@ def check_sequence(layer: Layer, input: SampleShape, name: str = "", features: i
     """`input`, the shape of a sequence. Raises ValueError unless it is (time, features) with these `features`."""
     if len(input) != 2:
         raise ValueError(f"{layer!r} needs samples (time, features), not of shape {input}")
-    if features is not None and input[-1] != features:
-        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")
+    if features is not None:
+        check_last_axis(input, name, features)
     return input
+
+
+def check_last_axis(input: SampleShape, name: str, features: int) -> None:
+    """Raise ValueError unless the last axis of samples of this shape has these `features`, the setting `name`."""
+    if input[-1:] != (features,):
+        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")

@@ -116,12 +116,8 @@ class Convex(_Constrained):
 
     Parameters
     ----------
-    inputs : int
-        The length of the last axis.
-    widths : int or sequence of int
-        The units of each layer; the last number is that of the outputs.
-    increasing, decreasing : int or iterable of int
-        Positions of inputs.
+    inputs, widths, increasing, decreasing
+        As of `Monotone`.
     activation : activation or str
         Of the hidden units. Its slope may nowhere be negative or decrease.
 

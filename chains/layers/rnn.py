@@ -334,15 +334,8 @@ class LSTM(_Named):
     ----------
     inputs, units : int
         The lengths of a step's input and of both states.
-    return_sequences : bool
-        Whether to return the outputs of all steps, (steps, units), instead of the last one, (units,).
-    bidirectional : bool
-        Whether a second cell, with separate parameters, runs from the end to the beginning. Its output follows that of the
-        first along the last axis, whose length is then 2 units.
-    initial_state : str
-        "zeros", or "parameter" for a trained state that starts as zeros.
-    checkpoint_every : int, optional
-        Keep only the state of every k-th step; the pullback repeats the steps between. By default everything is kept.
+    return_sequences, bidirectional, initial_state, checkpoint_every
+        As of `RNN`.
     weight_init, recurrent_init, bias_init : initializer
         Of the weights, (inputs, 4 units), of the recurrent weights, (units, 4 units), and of the bias, (4 units,).
 
@@ -374,15 +367,8 @@ class GRU(_Named):
     reset_after : bool
         Whether the reset gate is applied after the recurrent product, as in PyTorch and cuDNN. If not, it is applied before the
         product, as in the paper.
-    return_sequences : bool
-        Whether to return the outputs of all steps, (steps, units), instead of the last one, (units,).
-    bidirectional : bool
-        Whether a second cell, with separate parameters, runs from the end to the beginning. Its output follows that of the
-        first along the last axis, whose length is then 2 units.
-    initial_state : str
-        "zeros", or "parameter" for a trained state that starts as zeros.
-    checkpoint_every : int, optional
-        Keep only the state of every k-th step; the pullback repeats the steps between. By default everything is kept.
+    return_sequences, bidirectional, initial_state, checkpoint_every
+        As of `RNN`.
     weight_init, recurrent_init, bias_init : initializer
         Of the weights, (inputs, 3 units), of the recurrent weights, (units, 3 units), and of the bias, (3 units,).
 

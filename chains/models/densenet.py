@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from chains.activations import relu
 from chains.chain import Chain
-from chains.layers import Activation, AvgPool, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Parallel, Series
+from chains.layers import Activation, AvgPool, BatchNorm, Dense, GlobalAvgPool, Layer, Parallel, Series
 from chains.layers.base import SampleShape
 from chains.layers.images import check_channels_first
+from chains.models.parts import convolution, stem
 from chains.support.checks import check_count, check_counts
 
 BOTTLENECK = 4  # the channels between a dense layer's two convolutions, in growths
@@ -105,12 +106,7 @@ def densenet(
     check_channels_first(input_shape)
     blocks, classes, growth = check_counts("blocks", blocks), check_count("classes", classes), check_count("growth", growth)
     channels = 2 * growth
-    layers: list[Layer] = [
-        Conv(input_shape[0], channels, 7, stride=2, padding=3, bias=False, weight_init="he_normal"),
-        BatchNorm(channels),
-        Activation(relu),
-        MaxPool(3, stride=2, padding=1),
-    ]
+    layers = stem(input_shape[0], channels, "he_normal")
     for k, count in enumerate(blocks):
         if k:
             layers.append(Transition(channels))
@@ -129,5 +125,4 @@ def _dense_layer(inputs: int, growth: int) -> Layer:
 
 def _convolution(inputs: int, outputs: int, kernel: int) -> list[Layer]:
     """Batch normalisation, relu, and a convolution that keeps the size of the image."""
-    conv = Conv(inputs, outputs, kernel, padding=kernel // 2, bias=False, weight_init="he_normal")
-    return [BatchNorm(inputs), Activation(relu), conv]
+    return [BatchNorm(inputs), Activation(relu), convolution(inputs, outputs, kernel, "he_normal")]

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from chains.activations import relu
 from chains.chain import Chain
 from chains.initializers import VarianceScaling
-from chains.layers import Activation, BatchNorm, Conv, Dense, GlobalAvgPool, Layer, MaxPool, Residual, Series
+from chains.layers import Activation, BatchNorm, Dense, GlobalAvgPool, Layer, Residual, Series
 from chains.layers.base import SampleShape
 from chains.layers.images import check_channels_first
+from chains.models.parts import convolution, stem
 from chains.support.checks import check_count, check_counts
 
 EXPANSION = 4  # the outputs of a bottleneck block, in widths
@@ -94,7 +95,7 @@ def resnet(
     """
     check_channels_first(input_shape)
     blocks, classes, width = check_counts("blocks", blocks), check_count("classes", classes), check_count("width", width)
-    layers: list[Layer] = [*_normalised(input_shape[0], width, 7, stride=2), Activation(relu), MaxPool(3, stride=2, padding=1)]
+    layers = stem(input_shape[0], width, HE)
     inputs = width
     for stage, count in enumerate(blocks):
         for block in range(count):
@@ -105,5 +106,4 @@ def resnet(
 
 def _normalised(inputs: int, outputs: int, kernel: int, *, stride: int = 1) -> list[Layer]:
     """A convolution that keeps the size of the image, but for its stride, and batch normalisation."""
-    conv = Conv(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False, weight_init=HE)
-    return [conv, BatchNorm(outputs)]
+    return [convolution(inputs, outputs, kernel, HE, stride=stride), BatchNorm(outputs)]

@@ -56,6 +56,7 @@ class Call:
     dy: Any
     v: Any
     carried: Any
+    direction: str
     directions: Any
     order: int
     full: bool

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from chains.backends import Executable
-from chains.network import ensembles, executables, record
+from chains.network import executables, member_calls, record
 from chains.network.agreement import agreement
 from chains.network.call import (
     Call,
@@ -38,7 +38,7 @@ def forward(call: Call) -> np.ndarray:
     network, out = call.network, call.out
     call.training = arguments.check_mode(call.mode)
     if call.is_ensemble:
-        return ensembles.outputs(call, forward)
+        return member_calls.outputs(call, forward)
     check_point(call)
     executable = executables.forward_pass(network, call.p, call.training, call.lengths is not None)
     check_lengths(call)
@@ -76,9 +76,9 @@ def value_and_grad(call: Call) -> tuple[float, np.ndarray]:
 def _gradient(call: Call) -> tuple[float, np.ndarray]:
     call.training = arguments.check_mode(call.mode)
     if call.is_ensemble:
-        return ensembles.value_and_grad(call, value_and_grad)
+        return member_calls.value_and_grad(call, value_and_grad, _gradient_program)
     check_problem(call)
-    executable = _found(call, partial(executables.gradient_of, call), call.training, call.processes is not None)
+    executable = _gradient_program(call)
     if call.check_finite:
         check_flags(check_finite=call.check_finite)
         check_numbers(call, call.dtype, p=call.p)
@@ -91,6 +91,10 @@ def _gradient(call: Call) -> tuple[float, np.ndarray]:
     else:
         add_shortcut(call, executable)
     return value.item(), found["g"]
+
+
+def _gradient_program(call: Call) -> Executable:
+    return _found(call, partial(executables.gradient_of, call), call.training, call.processes is not None)
 
 
 @door(

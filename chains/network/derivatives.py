@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from chains.backends import Executable
-from chains.network import calls, checks, executables, record, record_derivatives
+from chains.network import calls, checks, executables, jacobian_direction, record, record_derivatives
 from chains.network.call import (
     Call,
     Method,
@@ -168,15 +168,46 @@ def _matrix(second: np.ndarray, size: int) -> np.ndarray:
 # By the parameters
 
 
-@door(Method("jacobian", "net.jacobian(p, x)", "p x lengths state out"))
+@door(Method("jacobian", "net.jacobian(p, x)", "p x lengths direction state out"))
 def jacobian(call: Call) -> np.ndarray:
-    """The derivatives of each sample's outputs with respect to the parameters."""
+    """The derivatives of each sample's outputs with respect to the parameters, in the cheaper direction or in the given one."""
     _check_point(call)
+    if jacobian_direction.chosen(call.network, len(call.data["x"]), call.direction) == jacobian_direction.FORWARD:
+        try:
+            return _pushed(call)[1]
+        except NotImplementedError:  # an operation without a rule for tangents
+            call.network.lacks_tangents = True
+            if call.direction == jacobian_direction.FORWARD:
+                raise
     make = partial(record_derivatives.jacobian, masked=call.lengths is not None)
     try:
         return _pulled(call, "j", make, (call.network.n_params,))
     except NotImplementedError:  # layers without a rule for single samples: a pullback for each sample and output
         return _sample_by_sample(call)
+
+
+def outputs_and_jacobian(call: Call) -> tuple[np.ndarray, np.ndarray] | None:
+    """The outputs and their Jacobian, from one pass, for a call like those of `jacobian`; None where it is not done forward."""
+    _check_point(call)
+    if jacobian_direction.cheaper(call.network, len(call.data["x"])) == jacobian_direction.REVERSE:
+        return None
+    try:
+        return _pushed(call)
+    except NotImplementedError:
+        call.network.lacks_tangents = True
+        return None
+
+
+def _pushed(call: Call) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs, and tangents of all parameters."""
+    network, shape, masked = call.network, (*_output(call), call.network.n_params), "lengths" in call.data
+    make = partial(record_derivatives.forward_jacobian, network, call.dtype, masked=masked)
+    program = network.program(call.p, ("Jacobian, forward", call.dtype, masked), make)
+    (result,) = _outs(call, [shape])
+    y = call.memory.empty(shape[:-1], call.dtype)
+    j = result.reshape(len(result), math.prod(network.output_shape), network.n_params)
+    _run(call, program, {"y": y, "j": j})
+    return y, result
 
 
 def _sample_by_sample(call: Call) -> np.ndarray:

@@ -6,8 +6,6 @@ first axis: (members, batch, ...).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import array_api_compat
@@ -15,13 +13,12 @@ import numpy as np
 
 from chains.layers.base import Declaration
 from chains.losses import Loss
-from chains.network import checks, executables
+from chains.network import checks
 from chains.network.call import Call
 from chains.support import arguments
 from chains.support.arrays import as_array
 from chains.support.memory import memory_of, on_host
 from chains.support.messages import counted
-from chains.support.streams import member_seeds
 
 
 def check_members(p: Any, size: int, *, trained: bool = False) -> np.ndarray:
@@ -79,64 +76,6 @@ class Members:
         return {name: array[member] if name in self.own else array for name, array in self.arrays.items()}
 
 
-def outputs(call: Call, one: Callable[..., np.ndarray]) -> np.ndarray:
-    """The outputs of all members, shape (members, batch, *output_shape); `one` computes those of a member."""
-    members = _members(call)
-    shape = (members.count, _add_inputs(members, call), *call.network.output_shape)
-    y = _checked(call, members, shape)
-    for member, own in enumerate(_seeds(call)):
-        given = members.of(member) | {"p": call.p[member], "seed": own, "out": y[member]}
-        with _named(member):
-            one(call.network, **{**call.given, **given})
-    return y
-
-
-def value_and_grad(call: Call, one: Callable[..., Any]) -> tuple[Any, np.ndarray]:
-    """The losses of all members, shape (members,), float64, and their gradients; `one` computes those of a member."""
-    members = check_data(call, _members(call))
-    if call.check_finite:
-        arguments.check_finite(call.dtype, p=call.p, **members.with_counted_targets(call.network.declaration))
-    g, values = _checked(call, members, call.p.shape), np.empty(members.count)
-    rest = {**call.given, "check_finite": False, "comm": call.processes}
-    for member, own in enumerate(_seeds(call)):
-        given = members.of(member) | {"p": call.p[member], "seed": own, "out": g[member]}
-        with _named(member):
-            values[member], _ = one(call.network, **{**rest, **given})
-    return values, g
-
-
-def _members(call: Call) -> Members:
-    """The members whose parameters are the rows of `p`, which are checked here."""
-    checks.check_order(call.network, call.p, call.x, call.usage)
-    call.p = check_members(call.p, call.network.n_params)
-    return Members(len(call.p))
-
-
-def _seeds(call: Call) -> list[int]:
-    """The seeds of the members; the given one for all where no random numbers are drawn, since calls with 0 are the fastest."""
-    p, seed = call.p, call.seed
-    draws = call.training and "random" in executables.forward_pass(call.network, p[0], call.training).program.buffers
-    return member_seeds(len(p), seed) if draws else [seed] * len(p)
-
-
-def _checked(call: Call, members: Members, shape: tuple[int, ...]) -> np.ndarray:
-    """The array to fill with results of all members. Adds their states."""
-    add_state(call, members, updated=call.training)
-    arguments.to_device_of(call.p, members.arrays, move=False)
-    if call.out is None:
-        return call.memory.empty(shape, call.dtype)
-    return arguments.check_out(call.out, shape, call.dtype, members.arrays | {"p": call.p})
-
-
-@contextmanager
-def _named(member: int) -> Iterator[None]:
-    """A context: errors about numbers name the member."""
-    try:
-        yield
-    except FloatingPointError as error:
-        raise FloatingPointError(f"member {member}: {error}") from None
-
-
 def check_data(call: Call, members: Members) -> Members:
     """The members with their data. Raises TypeError or ValueError if they do not fit.
 
@@ -144,7 +83,7 @@ def check_data(call: Call, members: Members) -> Members:
     weights: those of shape (members, samples) are separate.
     """
     network, loss, count = call.network, call.loss, members.count
-    samples = _add_inputs(members, call)
+    samples = add_inputs(members, call)
     checks.check_loss(loss)
     t, output = as_array("t", call.t), network.output_shape
     own = "x" in members.own or (t.shape[:2] == (count, samples) and not fits(t, samples, output, loss))
@@ -175,7 +114,7 @@ def _add_weights(members: Members, weights: Any, target: tuple[int, ...], loss: 
         members.add("weights", checks.check_weights(weights, (samples, *target), loss), False)
 
 
-def _add_inputs(members: Members, call: Call) -> int:
+def add_inputs(members: Members, call: Call) -> int:
     """Add the inputs, and the lengths of sequences. Returns the number of samples of a member."""
     network, lengths = call.network, call.lengths
     x, shape, ids = as_array("x", call.x), network.input_shape, network.id_count

@@ -33,12 +33,14 @@ def with_inputs(
         yield d, p, x
     if not isinstance(d.layer, (Series, Residual, Parallel)):
         return
+    start, entering = 0, x
     for k, child in enumerate(d.children):
-        own, p = p[: child.n_params], p[child.n_params :]
-        yield from with_inputs(network, child, own, x, kinds, lengths)
+        own = p[start : start + child.n_params]
+        start += child.n_params
+        yield from with_inputs(network, child, own, entering, kinds, lengths)
         if isinstance(d.layer, Series) and any(any(find(later, kinds)) for later in d.children[k + 1 :]):
             before = network.part(child.layer, child.input)
-            x = outputs(before, own, x, lengths if child.has_time_axis else None)
+            entering = outputs(before, own, entering, lengths if child.has_time_axis else None)
 
 
 def outputs(network: Network, p: np.ndarray, x: Any, lengths: Any) -> Any:

@@ -32,6 +32,7 @@ class Network:
         self.input_shape, self.output_shape = self.declaration.input, self.declaration.output_shape
         self.n_params, self.n_state = self.layout.size, self.state_layout.size
         self.id_count = self.declaration.id_count  # if inputs are ids
+        self.lacks_tangents = False  # whether an operation turned out to have no rule for them
         self.may_fail = self.declaration.may_fail  # results may be NaN: an equation that is not solved
         self._most_demanding = self.declaration.most_demanding
         # Whether there is no state and no minimum batch size, as in most networks.

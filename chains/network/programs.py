@@ -97,6 +97,7 @@ class Repeated(NamedTuple):
     one: Any = None  # its loss and penalty
     other: Any = None
     check: Callable[[Any], None] | None = None  # of the targets "t", the third array
+    batch: int = 0  # samples of a member, if inputs may have an axis of members
 
 
 class Shortcuts:
@@ -136,7 +137,7 @@ class Shortcuts:
                 self._put(key, one, other, None)
             elif known[2] is None:
                 types = {name: array.dtype for name, array in repeated.arrays.items()}
-                self._put(key, one, other, _checking(run.function(len(x), types, repeated.outs), repeated))
+                self._put(key, one, other, _checking(run.function(repeated.batch or len(x), types, repeated.outs), repeated))
 
     def _put(self, key: Hashable, one: Any, other: Any, function: Callable[..., Any] | None) -> None:
         """Replace the entry for equal objects, or add one."""

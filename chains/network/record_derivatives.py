@@ -7,7 +7,7 @@ In addition to the buffers of `chains.network.record` there are ``v`` (direction
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from operator import add
@@ -19,6 +19,7 @@ from chains.expr import where
 from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO
+from chains.jets.tangents import Tangents
 from chains.losses import Loss, SeriesLoss
 from chains.network.network import Network
 from chains.network.record import (
@@ -29,12 +30,15 @@ from chains.network.record import (
     _record_gradient,
     _within_lengths,
     _zero_frozen,
+    node_of,
     record_from_series,
 )
 from chains.program.program import Program
 from chains.program.recorder import Recorder
+from chains.program.simplify import live
 from chains.program.view import View
 
+FIRST = (0, 1)  # the derivative along the one direction of a series of order one
 MIN_BLOCK_ROWS, MAX_BLOCKS = 16, 8  # rows of J'J that one product fills; such products
 
 
@@ -92,11 +96,12 @@ def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> 
     t = ops.external("t", criterion.target, role="input", batched=True)
     w = criterion.record_weights(ops)
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
-    node = _node(ops, network, p, g)
+    node, ops.linearises = _node(ops, network, p, g), True
     node.forward(ops, x, y)
+    ops.linearises = False
     counted = _within_lengths(ops, network.declaration.output_steps, y, t, w)
     criterion.loss.record(ops, *counted, ops.scratch("value", (), batched=False), dy)
-    jet, recorded = Jet(ops, (1,)), ops.pop_operations()
+    jet, recorded = Jet(ops, (1,), holds=True), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     jet.record(recorded)
     _scaled(ops, dy, jet.coefficient(dy, (0, 1)), 1.0)
@@ -158,13 +163,16 @@ def _record_equations(ops: Recorder, network: Network, points: Points, loss: Ser
 
 
 def sum_of_squares(
-    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None, *, masked: bool = False
-) -> Program:
+    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None, *, masked: bool = False,
+    forward: bool = False,
+) -> Program:  # fmt: skip
     """value = r'r / 2 for the residuals r times `factors`, (batch, residuals). With `matrix`, also g = J'r and J'J. Pure.
 
-    `matrix` is the shape of the array for J'J. The blocks on and above the diagonal are filled.
+    `matrix` is the shape of the array for J'J. The blocks on and above the diagonal are filled. J is computed by tangents if
+    `forward`, else by pullbacks.
     """
-    ops, p, x = _begin("sum of squares", network, dtype, training=False, masked=masked)
+    name = "sum of squares" if matrix is None else f"sum of squares, Jacobian {'forward' if forward else 'in reverse'}"
+    ops, p, x = _begin(name, network, dtype, training=False, masked=masked)
     size, output = network.layout.size, network.declaration.output_shape
     count = loss.equations if isinstance(loss, SeriesLoss) else math.prod(output)
     points = Points(p, x, ops.external("t", target, role="input", batched=True))
@@ -177,6 +185,8 @@ def sum_of_squares(
         ops.map(r, _weighed, raw, factors)
         if matrix is not None:
             ops.map(j, _weighed, j, factors.expand(-1))
+    elif forward and wanted is not None:
+        _record_differences_forward(ops, network, points, factors, r, wanted)
     else:
         _record_differences(ops, network, points, factors, r, wanted)
     squares = ops.scratch("squares", (count,))
@@ -198,7 +208,7 @@ def _record_differences(ops: Recorder, network: Network, points: Points, factors
     node.forward(ops, x, y)
     forward = list(ops.operations)
     kept = {view.buffer for operation in forward for view in operation.outs}
-    ops.map(r, lambda y, t, factor: where(factor == 0.0, 0.0, (y - t) * factor), y.reshape(count), t.reshape(count), factors)
+    ops.map(r, _difference, y.reshape(count), t.reshape(count), factors)
     for number in range(0 if j is None else count):
         recorded = ops.pop_operations()
         dy = ops.scratch("dy", output)
@@ -212,6 +222,19 @@ def _record_differences(ops: Recorder, network: Network, points: Points, factors
         PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
         if number + 1 < count and any(view.buffer in kept for operation in pullback for view in operation.outs):
             ops.operations += forward  # this pullback has overwritten arrays of the forward pass
+
+
+def _record_differences_forward(ops: Recorder, network: Network, points: Points, factors: View, r: View, j: View) -> None:
+    """As `_record_differences`, by tangents."""
+    p, x, t = points
+    y = ops.scratch("y", network.declaration.output_shape)
+    _record_tangents(ops, network, p, x, y, j)
+    ops.map(r, _difference, y.reshape(r.sample_size), t.reshape(r.sample_size), factors)
+    ops.map(j, _weighed, j, factors.expand(-1))
+
+
+def _difference(y: Any, t: Any, factor: Any) -> Any:
+    return where(factor == 0.0, 0.0, (y - t) * factor)
 
 
 def _record_normal_equations(ops: Recorder, r: View, j: View, matrix: tuple[int, int]) -> None:
@@ -239,6 +262,55 @@ def jacobian(network: Network, cotangents: int, dtype: Any, *, masked: bool = Fa
     for number, (pullback, _) in enumerate(_pullbacks(ops, network, p, g, x, cotangents)):
         PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
     return ops.finish()
+
+
+def forward_jacobian(network: Network, dtype: Any, *, masked: bool = False) -> Program:
+    """y = the outputs; j = their derivatives by the parameters for each sample, (batch, outputs, n_params), by tangents."""
+    ops, p, x = _begin_series("Jacobian, forward", network, dtype, masked=masked)
+    output = network.declaration.output_shape
+    j = ops.external("j", (math.prod(output), network.layout.size), role="output", batched=True)
+    y = ops.scratch("y", output)
+    _record_tangents(ops, network, p, x, y, j)
+    ops.copy(ops.external("y", output, role="output", batched=True), y)
+    return ops.finish()
+
+
+def _record_tangents(ops: Recorder, network: Network, p: View, x: View, y: View, j: View) -> None:
+    """Record the outputs `y` and their derivatives by the parameters, `j`, (batch, outputs, n_params).
+
+    The derivatives of a solution that has failed are NaN.
+    """
+    before, ops.linearises = ops.pop_operations(), True
+    node_of(ops, network, p).forward(ops, x, y)
+    forward, ops.linearises = live(ops.pop_operations(), [y.buffer]), False
+    jet, direction = Jet(ops, (1,), holds=True), ops.scratch("direction", p.sample_shape, batched=False)
+    jet.perturb(p, FIRST, direction)
+    jet.record(forward)
+    slope, trained = jet.coefficient(y, FIRST), network.trainable
+    tangents = Tangents(ops, direction, trained)
+    operations = live(ops.pop_operations(), [y.buffer, *(() if slope is None else (slope.buffer,))])
+    tangents.record(operations)
+    if slope is None or not tangents.lanes:
+        ops.fill(j, 0.0)
+    else:
+        _place_lanes(ops, tangents.lanes_of(slope), trained, j)
+    ops.operations[:0] = before
+    if network.may_fail:
+        failed, each = ops.scratch("failed", (1,)), ops.scratch("failed outputs", (y.sample_size,))
+        ops.map(each, lambda y: where(y == y, 0.0, math.nan), y.reshape(y.sample_size))
+        ops.sum(failed, each)
+        ops.map(j, lambda j, failed: where(failed == 0.0, j, math.nan), j, failed.expand(-1))
+
+
+def _place_lanes(ops: Recorder, rows: View, trained: Sequence[tuple[int, int]], j: View) -> None:
+    """Record the copies of lanes to the columns of the trained parameters; the others are zero."""
+    rows = rows.reshape(j.sample_shape[0], rows.sample_shape[-1])
+    if rows.sample_shape[-1] < j.sample_shape[-1]:
+        ops.fill(j, 0.0)
+    lane = 0
+    for start, stop in trained:
+        ops.copy(j.slice(-1, start, stop), rows.slice(-1, lane, lane + stop - start))
+        lane += stop - start
 
 
 def input_jacobian(network: Network, cotangents: int, dtype: Any) -> Program:

@@ -9,15 +9,17 @@ from typing import Any, cast
 import numpy as np
 
 from chains.backends.base import Fitter
+from chains.losses import SeriesLoss
 from chains.minimize.levenberg_marquardt import FORGET, MAX_CORRECTIONS, MAX_FACTORINGS, MIN_SCALE, RADIUS_TOLERANCE
 from chains.minimize.rows import CompiledFits
 from chains.minimize.stopping import REST, Limits
-from chains.network import record_derivatives
+from chains.network import jacobian_direction, record_derivatives
 from chains.network.record import Criterion
 from chains.objectives.second_order import SecondOrder
 
 MAX_PARAMETERS = 512  # with more, LAPACK on all threads solves the equations faster
-MAX_RESIDUALS = 8  # of a sample: the program has a pullback for each, and solutions of an ODE would take long to compile
+MAX_RESIDUALS = 8  # of a sample in reverse: the program has a pullback for each, which would take long to compile
+MAX_JACOBIAN = 1 << 18  # numbers of a sample's Jacobian, forward: threads keep those of a tile of samples
 
 
 def started(
@@ -38,7 +40,10 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     """The fitter on these data in machine code, or None. `own` data have a row for each member."""
     network, loss, n = second.network, second.loss, second.network.n_params
     dtype = np.dtype(np.float64)
-    if not 0 < n <= MAX_PARAMETERS or second.per_sample > MAX_RESIDUALS:
+    samples = data["x"].shape[1 if "x" in own else 0]
+    forward = not isinstance(loss, SeriesLoss) and jacobian_direction.cheaper(network, samples) == jacobian_direction.FORWARD
+    most = MAX_JACOBIAN // max(1, n) if forward else MAX_RESIDUALS
+    if not 0 < n <= MAX_PARAMETERS or second.per_sample > most:
         return None
     factors, t = _weighed(second, data, own, members)
     target = t.shape[1 + ("t" in own or "weights" in own) :]
@@ -49,11 +54,14 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
         shape = network.backend.matrix_shape(n) if wanted else None
         if wanted and shape is None:
             return None
-        make = partial(record_derivatives.sum_of_squares, network, loss, target, dtype, shape, masked=masked)
+        make = partial(
+            record_derivatives.sum_of_squares, network, loss, target, dtype, shape, masked=masked, forward=forward and wanted
+        )
         try:
-            programs.append(network.program(t, ("sum of squares", dtype, shape), make, criterion))
-        except NotImplementedError:  # a layer without a rule for single samples
-            return None
+            programs.append(network.program(t, ("sum of squares", dtype, shape, forward and wanted), make, criterion))
+        except NotImplementedError:  # a layer without a rule for single samples, or for tangents
+            network.lacks_tangents |= forward
+            return fitter_of(second, data, own, members) if forward else None
     model, value = programs
     if model.backend is not value.backend:
         return None
@@ -64,7 +72,6 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     arrays = {name: np.ascontiguousarray(array, kinds[name]) for name, array in used.items()}
     shared = {name: array for name, array in arrays.items() if not has_rows[name]} | model.settings | value.settings
     rows = {name: array for name, array in arrays.items() if has_rows[name]}
-    samples = data["x"].shape[1 if "x" in own else 0]
     return model.backend.fitter(model.program, value.program, samples, shared, rows)
 
 

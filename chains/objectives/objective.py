@@ -13,9 +13,10 @@ import numpy as np
 from chains.backends import Binding, Executable
 from chains.backends.base import Fitter
 from chains.backends.executable import decline
+from chains.losses import SeriesLoss
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
-from chains.network import executables
+from chains.network import executables, jacobian_direction
 from chains.network.call import Call, check_data, check_numbers, shared_arrays, state_of
 from chains.network.network import Network
 from chains.objectives.fits import fitter_of, started
@@ -240,6 +241,16 @@ class Objective:
         """
         return self.second_order.normal_equations(self._vector("p", p), self._data)
 
+    @property
+    def jacobian_direction(self) -> str:
+        """How `jacobian` and `normal_equations` are computed: "forward", by tangents of all parameters, or in "reverse".
+
+        Forward is chosen where it is cheaper: see `Chain.jacobian`.
+        """
+        if self._second is None or isinstance(self._second.loss, SeriesLoss):
+            return jacobian_direction.REVERSE
+        return jacobian_direction.cheaper(self._second.network, self.batch)
+
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
         """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None if it cannot be compiled."""
         return started(self._fitter, p, low, high, gtol, ftol)
@@ -315,7 +326,8 @@ class Objective:
         return _remade, (self._remake, data["x"], data["t"], options)
 
     def __repr__(self) -> str:
-        return f"<objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}>"
+        text = f"objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}"
+        return f"<{text}, forward Jacobian>" if self.jacobian_direction == jacobian_direction.FORWARD else f"<{text}>"
 
 
 def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:

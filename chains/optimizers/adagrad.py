@@ -39,13 +39,13 @@ class Adagrad(Optimizer):
         check_number("eps", self.eps, "in (0, inf)")
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
-        eps = self.eps
+        (v,), (rate, *_), eps = states, scalars, self.eps
 
         def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
             v = v + g * g
             return v, p - rate * (g / (sqrt(v) + eps))
 
-        ops.map((states[0], p), step, p, g, states[0], scalars[0])
+        ops.map((v, p), step, p, g, v, rate)
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class RMSProp(Optimizer):
         check_number("eps", self.eps, "in (0, inf)")
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
-        decay, eps = self.decay, self.eps
+        (v,), (rate, *_), decay, eps = states, scalars, self.decay, self.eps
 
         def step(p: Any, g: Any, v: Any, rate: Any) -> tuple[Any, ...]:
             v = decay * v + (1.0 - decay) * (g * g)
             return v, p - rate * (g / (sqrt(v) + eps))
 
-        ops.map((states[0], p), step, p, g, states[0], scalars[0])
+        ops.map((v, p), step, p, g, v, rate)

@@ -50,7 +50,7 @@ class Adam(Optimizer):
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
         m, v = states
-        rate, eps = scalars[:2]
+        rate, eps, *_ = scalars
         beta1, beta2 = self.beta1, self.beta2
 
         def step(p: Any, g: Any, m: Any, v: Any, rate: Any, eps: Any) -> tuple[Any, ...]:
@@ -87,5 +87,6 @@ class AdamW(Adam):
         return *super().scalars(step), 1.0 - self.rate(step) * self.weight_decay
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
-        ops.map(p, lambda p, keep: p * keep, p, scalars[2])
+        *_, keep = scalars
+        ops.map(p, lambda p, keep: p * keep, p, keep)
         super().update(ops, p, g, states, scalars)

@@ -50,13 +50,13 @@ class SGD(Optimizer):
         return not self.momentum
 
     def update(self, ops: Recorder, p: View, g: View, states: Sequence[View], scalars: Sequence[View]) -> None:
-        mu = self.momentum
+        (rate, *_), mu = scalars, self.momentum
         if not mu:
-            ops.map(p, lambda p, g, rate: p - g * rate, p, g, scalars[0])
+            ops.map(p, lambda p, g, rate: p - g * rate, p, g, rate)
             return
         (v,) = states
         ops.map(v, lambda v, g: mu * v + g, v, g)
         if self.nesterov:
-            ops.map(p, lambda p, g, v, rate: p - (g + mu * v) * rate, p, g, v, scalars[0])
+            ops.map(p, lambda p, g, v, rate: p - (g + mu * v) * rate, p, g, v, rate)
         else:
-            ops.map(p, lambda p, v, rate: p - v * rate, p, v, scalars[0])
+            ops.map(p, lambda p, v, rate: p - v * rate, p, v, rate)

@@ -306,7 +306,7 @@ class Point:
         g = found.get("j", np.zeros((len(self.subjects.x), 0)))  # a network without parameters has none
         if "dat" in found and g.shape[1]:
             x = self.subjects.without_effects(self.recipe.effects)
-            by_p = jacobian(self.arrays.network, self.arrays.known["p"], x, None, None, None)
+            by_p = jacobian(self.arrays.network, self.arrays.known["p"], x, None, "auto", None, None)
             g = g + np.einsum("so,sop->sp", found["dat"], by_p.reshape(*found["dat"].shape, -1))
         parts = [self.subjects.sums(g), self._by_covariance(self._by_precision, 1)]
         parts += [self.subjects.sums(found["errors"]) * self.errors] if "errors" in found else []

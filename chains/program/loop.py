@@ -63,10 +63,9 @@ class Loop(Operation):
                     found = added if view in sums and view not in operation.ins else ins
                     found[view.at(depth, 0) if every.covers(before) else view.over(depth, steps)] = None
             made.add(operation.writes)
-        effects = {"outs": tuple(outs), "ins": tuple(ins), "added": tuple(added)}
         return cls(
-            **effects, steps=steps, body=tuple(body), depth=depth, closed=closed, skip_where_zero=skip_where_zero,
-            from_zero=from_zero, solves=solves, label=label,
+            tuple(outs), tuple(ins), added=tuple(added), steps=steps, body=tuple(body), depth=depth, closed=closed,
+            skip_where_zero=skip_where_zero, from_zero=from_zero, solves=solves, label=label,
         )  # fmt: skip
 
     @property
@@ -113,10 +112,11 @@ class Loop(Operation):
     def around(self, body: Sequence[Operation], *, from_zero: bool = False) -> Loop:
         """The same loop with another body."""
         from_zero = from_zero or self.from_zero
-        return Loop.of(
+        loop = Loop.of(
             self.steps, body, self.depth, self.label, closed=self.closed, skip_where_zero=self.skip_where_zero,
             from_zero=from_zero, solves=self.solves,
         )  # fmt: skip
+        return replace(loop, held=True) if self.held else loop
 
     def _conditional(self, change: Callable[[View], View]) -> Loop:
         """The loop with its condition, and what it solves, changed."""

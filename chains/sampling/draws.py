@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from chains.support.axes import new_axes
+from chains.support.axes import draw_many, new_axes
 from chains.support.checks import check_count
 from chains.support.messages import counted
-
-MAX_LINES = 20  # of chains that are drawn one by one
 
 
 @dataclass(eq=False, repr=False)
@@ -80,13 +78,8 @@ class Draws:
         Axes
         """
         ax = new_axes() if ax is None else ax
-        if len(self.energy) > MAX_LINES:
-            low, middle, high = np.quantile(self.energy, [0.05, 0.5, 0.95], axis=0)
-            ax.fill_between(np.arange(len(middle)), low, high, alpha=0.3, linewidth=0, label="nine tenths of the chains")
-            ax.plot(middle, label="median")
-            ax.legend()
-        else:
-            ax.plot(self.energy.T, linewidth=0.8)
+        draw_many(ax, np.arange(self.energy.shape[1]), self.energy.T, "energy", "chains")
+        ax.legend()
         ax.set(xlabel="draw", ylabel="energy")
         return ax
 

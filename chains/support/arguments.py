@@ -51,7 +51,8 @@ def check_params(p: Any, size: int) -> np.ndarray:
     p = array_of("p", p)
     if p.shape != (size,):
         parameters = counted(size, "parameter")
-        raise ValueError(f"`p` must have shape ({size},), a vector of {parameters} of this network, got {p.shape}")
+        hint = "; of an ensemble, pass one row, P[k]" if p.shape[1:] == (size,) else ""
+        raise ValueError(f"`p` must have shape ({size},), a vector of {parameters} of this network, got {p.shape}{hint}")
     if p.dtype not in DTYPES:
         raise TypeError(f"`p` must be float32 or float64, got {p.dtype}; try p.astype(np.float32)")
     if not p.flags.c_contiguous:

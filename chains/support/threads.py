@@ -154,12 +154,7 @@ def num_threads(n: int) -> AbstractContextManager[None]:
     Parameters
     ----------
     n : int
-        1 to 64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For other numbers.
+        As of `set_num_threads`.
     """
     return _block(_checked(n))
 

@@ -18,7 +18,7 @@ from chains.training import checkpoint as checkpoints
 from chains.training.checkpoint import Checkpoint, Saved
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
-from chains.training.steps import UNLIMITED_STEPS, Steps
+from chains.training.steps import UNLIMITED_STEPS, TrainingSteps
 
 FULL_DISK = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
@@ -31,8 +31,8 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, watched: str, p: np.ndarray, state: np.ndarray | None, steps: Steps, history: History,
-        callbacks: Sequence[Any], run: dict[str, Any], saved: Saved | None,
+        self, checkpoint: Checkpoint, watched: str, p: np.ndarray, state: np.ndarray | None, steps: TrainingSteps,
+        history: History, callbacks: Sequence[Any], run: dict[str, Any], saved: Saved | None,
     ) -> None:  # fmt: skip
         self.watched = watched
         self._checkpoint = checkpoint

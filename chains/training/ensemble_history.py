@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from chains.support.axes import new_axes
+from chains.support.axes import draw_many, new_axes
 from chains.support.memory import on_host
 from chains.support.messages import counted, listed
 from chains.support.streams import member_seeds
 from chains.training.history import History
 from chains.training.optimizer_state import OptimizerState
-
-MAX_LINES = 20  # of members that are drawn one by one
-BAND = (0.05, 0.95)  # quantiles of the members' numbers
 
 
 @dataclass(eq=False)
@@ -126,16 +123,8 @@ class EnsembleHistory(History):
         ax = new_axes() if ax is None else ax
         epochs = range(1, self.epochs + 1)
         for number, (name, values) in enumerate((("training", self.loss), ("validation", self.validation_loss))):
-            if not values:
-                continue
-            rows, color = np.array(values), f"C{number}"
-            if self.members <= MAX_LINES:
-                lines = ax.plot(epochs, rows, color=color, linewidth=0.8)
-                lines[0].set_label(name)
-                continue
-            low, middle, high = np.nanquantile(rows, [BAND[0], 0.5, BAND[1]], axis=1)
-            ax.plot(epochs, middle, color=color, label=f"{name}, median")
-            ax.fill_between(epochs, low, high, color=color, alpha=0.25, linewidth=0, label=f"{name}, 90 % of members")
+            if values:
+                draw_many(ax, epochs, np.array(values), name, "members", color=f"C{number}")
         if all(np.nanmin(values, initial=np.inf) > 0 for values in (self.loss, self.validation_loss) if values):
             ax.set_yscale("log")
         ax.set(xlabel="epoch", ylabel="loss")

@@ -19,12 +19,12 @@ from chains.support.messages import counted
 from chains.training.batches import SourceBatches
 from chains.training.history import START, Position
 from chains.training.optimizer_state import State
-from chains.training.steps import RUN_SECONDS, Arrays, Steps
+from chains.training.steps import RUN_SECONDS, Arrays, TrainingSteps
 
 _END = object()
 
 
-class SourceSteps(Steps):
+class SourceSteps(TrainingSteps):
     """Steps through a source, each on a copy of its next batch. Users' functions that make batches run in the context
     `allowed`.
 

@@ -70,3 +70,12 @@ def test_what_may_be_meant_is_not_called_swapped(backend):
     net = Chain(Dense(2, 1, bias=False), backend=backend)
     with pytest.raises(ValueError, match="`p` must have shape"):
         net.value_and_grad(np.ones(3, np.float32), np.ones((4, 2), np.float32), np.ones((4, 1)), LOSS)
+
+
+@pytest.mark.parametrize(
+    "call", ["vjp", "derivatives", "laplacian", "input_jacobian", "jacobian", "hvp", "gauss_newton", "sample_gradients"]
+)
+def test_an_ensemble_where_one_network_is_wanted_is_told_to_pass_a_row(call):
+    given = {"vjp": (DY,), "hvp": (T, LOSS, P), "gauss_newton": (T, LOSS, P), "sample_gradients": (T, LOSS)}
+    with pytest.raises(ValueError, match=r"got \(4, 8\); of an ensemble, pass one row, P\[k\]"):
+        getattr(NET, call)(MANY, X, *given.get(call, ()))

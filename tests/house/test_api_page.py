@@ -81,21 +81,21 @@ INSIDE = {
     "shooting": "given ode observed times",
     "objective": "compiled_fits second_order state",
     "result": "accesses ended error followers fresh held name owner place readers value waits work",
-    "net": "advice short_repr declare fixed_input forward pullback may_fail has_series",
+    "net": "advice short_repr declare fixed_input forward pullback may_fail has_series has_tangents",
     "layout": "count index what",
     "program": "settings tuned",
     "checkpoint": "amount unit",
     "batches": "arrays augment batch_size drop_last scale seed shuffle",
-    "layer": "activation bias bias_init has_series inputs outputs weight_bounds weight_init",  # of Dense
+    "layer": "activation bias bias_init has_series has_tangents inputs outputs weight_bounds weight_init",  # of Dense
     "criterion": "average derivative factors function name",  # of SquaredLoss
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes check_series timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps "
-    "kept_axes "
+    "kept_axes check_tangents has_tangents "
     "may_fail advice all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
-    "ops": "aside carried depth external finish in_loop keeps_parts lengths map_formula name operations output_lengths "
-    "pop_operations symbolic",
+    "ops": "again aside carried depth external finish held in_loop keeps_parts linearises lengths map_formula name "
+    "operations output_lengths pop_operations symbolic",
     "view": "advancing at buffer is_whole loop_stride loop_strides name offset over runs strides text within",
 }
 # Classes that users meet, but do not make, have no signature on the page.

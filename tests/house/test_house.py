@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import inspect
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from chains.activations import Activation
 from chains.backends import Backend, Binding, backend
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.operations import Gather, Operation
-from chains.program.transpose import Part
+from chains.program.places import Part
 from tests.harness import BACKENDS, package_modules
 
 PACKAGE = Path(chains.__file__).parent
@@ -254,10 +255,14 @@ def test_backends_lower_every_operation(base):
     assert missing(base) <= {"Relayout", "Solve"}
 
 
-def test_what_is_supported_has_a_lowering():
-    lowerings = pytest.importorskip("chains.backends.native.lowerings", reason="the native backend needs llvmlite")
-    support = pytest.importorskip("chains.backends.native.support")
-    assert {c.__name__ for c in lowerings.LOWERINGS} == {c.__name__ for c in support.LIMITS} | {"Relayout", "Solve"}
+def test_records_of_the_native_backend_are_whole():
+    """Each has a kernel, and names functions that there are; only the backend's own operations have no limit."""
+    pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+    table = importlib.import_module("chains.backends.native.operations")
+    assert all(record.rows or record.lanes for record in table.RECORDS.values())
+    assert {c.__name__ for c, record in table.RECORDS.items() if record.limit is None} == {"Relayout", "Solve"}
+    for record in table.RECORDS.values():
+        assert all(callable(each.loaded) for each in record.functions)
 
 
 def test_an_operation_that_a_backend_lacks_is_found(monkeypatch):

@@ -145,7 +145,7 @@ def test_a_gradient_that_is_wanted_whole_is_stored(optimizer):
 
 def test_weights_that_are_still_to_be_read_are_not_changed(monkeypatch):
     """Where the gradient of the input reads the weights themselves, and no packed copy, after their own gradient."""
-    monkeypatch.setattr("chains.backends.native.plan.tiles.needs_packing", lambda *_: False)
+    monkeypatch.setattr("chains.backends.native.kernels.products.needs_packing", lambda *_: False)
     assert finished(step(NETWORKS["of wide layers"], SGD(0.1))) == ([(130, 120)], 33 * 101 + 100 * 121 + 120)
 
 

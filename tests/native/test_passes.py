@@ -28,9 +28,9 @@ from chains.backends.native.plan.layout import pad_rows
 from chains.backends.native.plan.passes import PASSES, lines_of, name_of, plan_of
 from chains.backends.native.plan.teams import partition_rows
 from chains.backends.native.plan.tiles import point_to_rows
-from chains.backends.native.plan.verify import CHECKS, PlanError, verify
 from tests.native.support import assert_equal_results, native, random_arrays, run_on
 from tests.native.test_shared_weights import recurrent
+from tests.native.verify import CHECKS, PlanError, verify
 from tests.program.test_loops import nested, recurrence
 
 PROCESSORS = [Processor("avx512", 64, 32, "", ""), Processor("avx2", 32, 16, "", ""), Processor("sse2", 16, 16, "", "")]

@@ -12,8 +12,8 @@ from tests.harness import assert_close
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.backend import NativeBackend
-from chains.backends.native.kernels.solve import Solve
 from chains.backends.native.llvm.target import processor
+from chains.backends.native.operations import Solve
 from chains.backends.native.plan.passes import plan_of
 from tests.native.support import run_on
 

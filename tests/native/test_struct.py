@@ -59,7 +59,7 @@ def test_machine_code_reads_and_writes_what_python_does():
     module = Module()
     f = Function(module, "f", [(PTR, "words")], "i64")
     (words,) = f.arguments
-    POINT.store(f, words, "y", f.add(POINT.load(f, words, "x"), 1))
+    POINT.store(f, words, y=f.add(POINT.load(f, words, "x"), 1))
     other = POINT.load(f, words, "name")
     f.line(f"ret {f.load(I64, other)}")
     module.add(f)
@@ -84,22 +84,15 @@ def test_lists_behind_another_list(number):
     assert run(module.text(), words.ctypes.data, number) == (100 + number) ** 2 - 3
 
 
-def test_text_reads_and_writes_what_python_does():
-    text = f"""
-define i64 @f(ptr %words) {{
-entry:
-{APART.load_text("words", "b", "c")}
-{APART.address_text("words", "a")}
-  %product = mul i64 %b, %c
-  store i64 %product, ptr %at_a, align 8
-  ret i64 0
-}}
-"""
+def test_several_words_are_read_and_written_by_name():
+    module = Module()
+    f = Function(module, "f", [(PTR, "words")], "i64")
+    (words,) = f.arguments
+    b, c = APART.loads(f, words, "b", "c")
+    APART.store(f, words, a=f.binary("mul", b, c), b=integer(1))
+    assert [value.type for value in POINT.loads(f, words)] == [I64, I64, PTR]
+    f.returns(integer(0))
+    module.add(f)
     words = APART.pack(a=9, b=7, c=6)
-    assert run(text, words.ctypes.data) == 0
-    assert words.tolist() == APART.pack(a=42, b=7, c=6).tolist()
-
-
-def test_text_loads_all_words_where_none_are_named():
-    assert POINT.load_text("words") == POINT.load_text("words", "x", "y", "name")
-    assert "%at_name = getelementptr i64, ptr %words, i64 2\n  %name = load ptr, ptr %at_name" in POINT.load_text("words")
+    assert run(module.text(), words.ctypes.data) == 0
+    assert words.tolist() == APART.pack(a=42, b=1, c=6).tolist()

@@ -18,10 +18,11 @@ import llvmlite.binding as llvm
 
 from chains.backends.native.compiler import compile_program
 from chains.backends.native.llvm import target
+from chains.backends.native.llvm.emit import Module
 from chains.backends.native.llvm.jit import optimised
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.runtime import workers
-from chains.backends.native.runtime.epoch import MEMBERS, STEPS, gather
+from chains.backends.native.runtime.epoch import gather, write_lane, write_steps
 from chains.exporting.targets import TARGETS
 from tests.tools import tool
 
@@ -97,8 +98,10 @@ def test_programs_ask_for_what_a_system_has(system, tmp_path):
 def test_threads_ask_for_what_a_system_has(system, tmp_path):
     triple, processor, platform = system
     there = runpy.run_path(workers.__file__)
-    text = there["POOL"] + there["TEAM"] + STEPS + MEMBERS
-    names, about = undefined(code_of(text, processor, triple, True), tmp_path)
+    module = Module()
+    for write in (there["write_threads"], write_steps, write_lane):
+        write(module)
+    names, about = undefined(code_of(module.text(), processor, triple, True), tmp_path)
     assert WAITING[platform] <= names <= WAITING[platform] | MEMORY | {"_fltused"}
     if "windows" in triple:
         assert ".pdata" not in about

@@ -193,7 +193,7 @@ def test_draws_show_themselves():
     pyplot.switch_backend("agg")
     assert len(found.plot().lines) == 2
     many = sample(net, net.init_many(30), X, T, SquaredLoss(), HMC(0.1, 2, 0.1), draws=3, warmup=0)
-    assert [text.get_text() for text in many.plot().get_legend().get_texts()] == ["nine tenths of the chains", "median"]
+    assert [text.get_text() for text in many.plot().get_legend().get_texts()] == ["energy, median", "energy, 90 % of chains"]
     pyplot.close("all")
 
 

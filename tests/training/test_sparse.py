@@ -200,7 +200,7 @@ def test_plans_of_row_updates_hold(parts):
     pytest.importorskip("llvmlite")
     from chains.backends.native.llvm.target import Processor
     from chains.backends.native.plan.passes import plan_of
-    from chains.backends.native.plan.verify import verify
+    from tests.native.verify import verify
 
     images = [Embedding(COUNT, 16), Reshape(1, STEPS, 16), Conv(1, 2, 3), Flatten(), Dense(84, 3)]
     for net in (network(padding=3), Chain(*images, input_shape=(STEPS,))):

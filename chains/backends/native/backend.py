@@ -11,19 +11,21 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from chains.backends.base import Arrays, Backend, Binding, Feed, MemberFeed, Single
-from chains.backends.native.binding import NativeBinding
+from chains.backends.native.binding import BoundCode, NativeBinding
 from chains.backends.native.compiled import CompiledProgram, compiled_program, listing_of
 from chains.backends.native.feed import NativeFeed, NativeMemberFeed
 from chains.backends.native.fits import NativeFitter, matrix_shape
-from chains.backends.native.following import FollowingBinding, FollowingFeed, following_function
+from chains.backends.native.following import Following, FollowingBinding, FollowingFeed, following_function
 from chains.backends.native.llvm import cache
 from chains.backends.native.llvm.target import processor
+from chains.backends.native.members import FollowingMembers, MembersBinding
+from chains.backends.native.operations import LOWERED
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.runtime.symmetric import SymmetricMatrix
 from chains.backends.native.single import single
-from chains.backends.native.support import LIMITS, gathers, per_program, unsupported
+from chains.backends.native.support import gathers, per_program, unsupported
 from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
@@ -40,8 +42,8 @@ class NativeBackend(Backend):
     """
 
     name = "native"
-    lowered = LIMITS.keys()
-    has_functions = True
+    lowered = LOWERED
+    has_functions = has_member_calls = takes_long_orders = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
@@ -61,6 +63,13 @@ class NativeBackend(Backend):
         if self._threads is None:
             return FollowingBinding(program, batch, arrays, partial(self.compile, program, batch), scratch)
         return NativeBinding(program, self.compile(program, batch), batch, arrays, self._threads, scratch)
+
+    def bind_members(self, program: Program, batch: int, members: int, own: Collection[str], arrays: Arrays) -> Binding:
+        def bind(threads: int, given: Arrays) -> MembersBinding:
+            native = self.compile(program, batch, threads)
+            return MembersBinding(program, native, batch, members, own, given, threads)
+
+        return FollowingMembers(bind, arrays) if self._threads is None else bind(self._threads, arrays)
 
     def symmetric_matrix(self, matrix: np.ndarray) -> SymmetricMatrix:
         return SymmetricMatrix(matrix)
@@ -116,9 +125,9 @@ class NativeBackend(Backend):
         return NativeFitter(bind, lambda: self.threads, model, value, shared, own)
 
     def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any] | None:
-        if isinstance(binding, FollowingBinding) and binding.work <= MAX_LOCKED_OPERATIONS:
+        if isinstance(binding, Following) and binding.work <= MAX_LOCKED_OPERATIONS:
             return following_function(binding, ins, outs)
-        if isinstance(binding, NativeBinding) and binding.work <= MAX_LOCKED_OPERATIONS:
+        if isinstance(binding, BoundCode) and binding.work <= MAX_LOCKED_OPERATIONS:
             worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -14,6 +15,7 @@ from chains.backends.native.llvm.struct import ARGUMENTS, PREFETCH, ROW_POINTERS
 from chains.backends.native.memory_plan import MemoryPlan
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
+from chains.program.view import concrete
 from chains.support.threads import processors
 
 MAX_TEAM_OPERATIONS = 20_000_000  # of a step for which threads stay together: about fifty microseconds
@@ -21,8 +23,26 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NO_PREFETCH = PREFETCH.pack()
 
 
-class NativeBinding(Binding):
-    """Machine code with the addresses of its data."""
+class BoundCode(Binding):
+    """Machine code with the addresses of its data: a run is ``run_address(words_address)``."""
+
+    threads: int
+    work: int  # the approximate number of operations of a run
+    addresses: dict[str, int]  # of the arrays
+    run_address: int
+    words_address: int
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array."""
+        return concrete(self.program.buffers[name].shape, self.batch)
+
+    @abstractmethod
+    def slots(self, name: str) -> list[int]:
+        """The places where machine code looks up a caller's array."""
+
+
+class NativeBinding(BoundCode):
+    """A compiled program with the addresses of its data."""
 
     def __init__(
         self, program: Program, native: CompiledProgram, batch: int, arrays: Arrays, threads: int, scratch: np.ndarray | None
@@ -99,8 +119,7 @@ class NativeBinding(Binding):
         self._call()
 
     def release(self, names: Iterable[str]) -> bool:
-        first = self._table_addresses[0]
-        self._released = {name: [(slot - first) // 8 for slot in self.slots(name)] for name in names}
+        self._released = {name: self._positions(name) for name in names}
         for name in self._released:
             del self.arrays[name]
         return True
@@ -111,6 +130,15 @@ class NativeBinding(Binding):
             words[positions] = arrays[name].ctypes.data
         self.run()
         return True
+
+    def place(self, name: str, address: int) -> None:
+        """Let machine code look for a caller's array at another address."""
+        self._tables.reshape(-1)[self._positions(name)] = address
+
+    def _positions(self, name: str) -> list[int]:
+        """The positions of an array's address in the tables."""
+        first = self._table_addresses[0]
+        return [(slot - first) // 8 for slot in self.slots(name)]
 
     def set_alone(self, alone: bool) -> None:
         """Let the caller alone do all parts of shared work, or share them with the workers."""
@@ -131,7 +159,7 @@ class NativeBinding(Binding):
             ARGUMENTS.write(self._words, gathers=1)
 
     def slots(self, name: str) -> list[int]:
-        """The places where machine code looks up a caller's array: in each table, and among the first thread's sums."""
+        """The places of an array's address: in each table, and among the first thread's sums."""
         table, sums = self.native.signature.table, self.native.signature.sums
         number = next(number for number, slot in enumerate(table) if slot.given and slot.name == name)
         found = [each + 8 * number for each in self._table_addresses]

@@ -81,8 +81,10 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
     with _loading:
         # About thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
         from chains.backends.native.compiler import Compiler
+        from chains.backends.native.operations import load_kernels
         from chains.backends.native.plan.passes import plan_of
 
+        load_kernels()
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
         plan = plan_of(program, processor, parts, gathered=gathered)
         if plan.parts != parts:

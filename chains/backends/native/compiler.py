@@ -11,13 +11,11 @@ from functools import partial
 
 from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
-from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.convolve import pack_kernels
 from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
 from chains.backends.native.kernels.outline import FALSE, Outlines
-from chains.backends.native.kernels.products import pack
 from chains.backends.native.kernels.samples import begin_prefetch, list_rows
+from chains.backends.native.kernels.steps import lower
 from chains.backends.native.llvm.emit import (
     I64,
     PTR,
@@ -31,13 +29,13 @@ from chains.backends.native.llvm.emit import (
 )
 from chains.backends.native.llvm.struct import ROW_POINTERS
 from chains.backends.native.llvm.target import Processor
-from chains.backends.native.lowerings import lower
 from chains.backends.native.memory_plan import Signature, Slot
+from chains.backends.native.operations import record_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.passes import plan_of
 from chains.backends.native.plan.teams import read_by_others
 from chains.backends.native.support import unsupported
-from chains.program.operations import Convolve, ConvolveInput, Map
+from chains.program.operations import Map
 from chains.program.program import Program
 from chains.program.view import Buffer, View
 
@@ -129,7 +127,10 @@ class Compiler:
                 bases[buffer] = begin(buffer, element)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        frame = Frame(f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned))
+        frame = Frame(
+            f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned),
+            lambda buffer: plan.offset(buffer) is not None, plan.laned, plan.workspace_offset,
+        )  # fmt: skip
         if own is not None:
             frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
             frame.prefetch = self._word(f, plan.prefetch_position)
@@ -141,7 +142,6 @@ class Compiler:
         body(frame)
         if control is not None:
             restore_subnormals(f, control)
-        f.line("ret void")
         self.module.add(f)
 
     def _word(self, f: Function, position: int) -> Value:
@@ -152,20 +152,16 @@ class Compiler:
 
     def _prepare(self, steps: Sequence[PlanStep], frame: Frame) -> None:
         for step in steps:
-            assert step.packed
-            source, packed = step.packed
-            if winograd.suits(step.operation):
-                winograd.pack_transformed(frame, step.operation, packed)
-            elif isinstance(step.operation, (Convolve, ConvolveInput)):
-                pack_kernels(frame, step.operation, packed)
-            elif step.packing_likeness:
-                self.outlines.call(frame, step.packing_likeness, "pack", partial(pack, source=source, target=packed))
+            packing = record_of(step.operation).packing
+            assert packing
+            if step.packing_likeness:
+                self.outlines.call(frame, step.packing_likeness, "pack", partial(packing.pack.write, step=step))
             else:
-                pack(frame, source, packed)
+                packing.pack.write(frame, step)
 
     def _product(self, step: PlanStep, frame: Frame) -> None:
         if not step.fused_product:
-            lower(frame, step, self.plan)
+            lower(frame, step)
             return
         f = frame.f
         _, scratch, *_, thread, threads = f.arguments
@@ -205,10 +201,9 @@ class Compiler:
                 alone = frame.f.binary("and", one, frame.whole or FALSE)
                 frame.f.when(alone, partial(self._alone, step, frame), partial(self._steps, [replace(step, alone=())], frame))
             elif step.likeness:
-                write = partial(lower, step=step, plan=self.plan)
-                self.outlines.call(frame, step.likeness, step.operation.name, write)
+                self.outlines.call(frame, step.likeness, step.operation.name, partial(lower, step=step))
             else:
-                lower(frame, step, self.plan)
+                lower(frame, step)
 
     def _alone(self, step: PlanStep, frame: Frame) -> None:
         """Write the maps that take the place of a product where the batch is one sample."""
@@ -220,7 +215,7 @@ class Compiler:
             return frame.base(view)
 
         for each in step.alone:
-            lower(replace(frame, base=base), each, self.plan)
+            lower(replace(frame, base=base), each)
 
 
 def signature_of(plan: ExecutionPlan) -> Signature:

@@ -65,10 +65,9 @@ def write_driver(module: Module, plan: ExecutionPlan) -> None:
     (_write_partitioned if plan.parts > 1 else _write_member)(module, plan)
 
 
-def _do(f: Function, words: Value, name: str, more: str = "") -> None:
-    """Call a function on the whole batch."""
-    table, scratch = table_of(f, words, 0)
-    f.line(f"call void @{name}({table}, {scratch}, i64 0, {word(f, words, 'batch')}, i64 1{more})")
+def _do(f: Function, words: Value, name: str, *more: Value | str, thread: Value | int = 0) -> None:
+    """Call a function on the whole batch, with a thread's memory."""
+    f.invoke(name, None, *table_of(f, words, thread), "i64 0", word(f, words, "batch"), "i64 1", *more)
 
 
 def _write_run(module: Module, plan: ExecutionPlan) -> None:
@@ -81,17 +80,16 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
         """Call a function with `words` and a part, for all parts."""
 
         def together() -> None:
-            pool, parallel = word(f, words, "pool"), word(f, words, "parallel")
-            f.line(f"call void {parallel.text}({pool}, ptr @{name}, {words}, {parts})")
+            f.invoke(word(f, words, "parallel"), None, word(f, words, "pool"), f"ptr @{name}", words, parts)
             if then is not None:
                 then()
 
         alone = f.compare("eq", parts, integer(1))
-        f.when(alone, lambda: f.line(f"call void @{name}({words}, i64 0)"), together)
+        f.when(alone, lambda: f.invoke(name, None, words, "i64 0"), together)
 
     def reduce(k: int, sums: Sequence[SumRun]) -> None:
         if sum(run.stop - run.start for run in sums) < MIN_SHARED_ELEMENTS:
-            f.line(f"call void @reduce_{k}({words}, i64 0, i64 1)")
+            f.invoke(f"reduce_{k}", None, words, "i64 0", "i64 1")
         else:
             share(f"reduce_part_{k}", threads)
 
@@ -102,14 +100,13 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
         share(f"work_{k}", threads if segment.product else sharing, then)
         for position, work in enumerate(segment.once):
             name, update = f"{k}_{position}", segment.fused_update
-            once = partial(_do, f, words, f"once_{name}", ", i64 0, i64 1")
+            once = partial(_do, f, words, f"once_{name}", "i64 0", "i64 1")
             if work.length >= MIN_SHARED_ELEMENTS:
                 once = partial(share, f"share_{name}", threads)
             if update and position == update.work:
                 f.when(_in_products(f, words, update), partial(_do, f, words, f"rest_{k}"), once)
             else:
                 once()
-    f.line("ret void")
     module.add(f)
 
 
@@ -120,8 +117,8 @@ def _in_products(f: Function, words: Value, update: FusedUpdate) -> Value:
 
 def _barrier(f: Function, words: Value, thread: Value) -> None:
     """Wait for the other threads of a team."""
-    pool, function = word(f, words, "pool"), word(f, words, "barrier")
-    f.line(f"call void {function.text}({pool}, {thread}, {word(f, words, 'threads')})")
+    pool, barrier, threads = ARGUMENTS.loads(f, words, "pool", "barrier", "threads")
+    f.invoke(barrier, None, pool, thread, threads)
 
 
 def _write_member(module: Module, plan: ExecutionPlan) -> None:
@@ -133,7 +130,7 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
     barrier = partial(_barrier, f, words, thread)
 
     def share(name: str) -> None:
-        f.line(f"call void @{name}({words}, {thread})")
+        f.invoke(name, None, words, thread)
 
     for k, segment in enumerate(plan.segments):
         if k > 0:
@@ -158,8 +155,7 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
             elif work.length:
                 share(f"share_{k}_{position}")
             else:
-                f.when(first, partial(_do, f, words, f"once_{k}_{position}", ", i64 0, i64 1"))
-    f.line("ret void")
+                f.when(first, partial(_do, f, words, f"once_{k}_{position}", "i64 0", "i64 1"))
     module.add(f)
 
 
@@ -187,9 +183,11 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
 
     barrier = partial(_barrier, f, words, thread)
 
-    def only(owner: int, name: str, more: str = "") -> None:
-        call = f"call void @{name}({table}, {scratch}, i64 0, {batch}, i64 1{more})"
-        f.when(f.compare("eq", thread, integer(owner)), lambda: f.line(call))
+    def only(owner: int, name: str, *more: str) -> None:
+        def call() -> None:
+            f.invoke(name, None, table, scratch, "i64 0", batch, "i64 1", *more)
+
+        f.when(f.compare("eq", thread, integer(owner)), call)
 
     def prefetch(owner: int, buffers: Iterable[Buffer], to_write: bool) -> None:
         """Let a thread prefetch buffers of the tile: no other thread has a copy of its data."""
@@ -210,7 +208,7 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
             only(0, f"early_{k}")
         lists = plan.lists_rows(segment)
         if lists:
-            f.line(f"call void @list_{k}({table}, {scratch}, i64 0, {batch}, i64 1)")
+            f.invoke(f"list_{k}", None, table, scratch, "i64 0", batch, "i64 1")
         for packer in segment.packers:
             only(packer, f"prepare_{k}_{packer}")
         for owner in range(plan.parts):
@@ -221,20 +219,19 @@ def _write_partitioned(module: Module, plan: ExecutionPlan) -> None:
                 for owner in range(plan.parts):
                     coming = _exchanged(segment.tiled[:position], segment.tiled[position:], owner, to_others=False)
                     prefetch(owner, coming, to_write=False)
-            only(work.thread, f"tile_{k}_{position}", ", i64 1")
+            only(work.thread, f"tile_{k}_{position}", "i64 1")
         for position, work in enumerate(segment.once):
             if segment.barriers[1 + len(segment.tiled) + position]:
                 barrier()
             if segment.fused_update and position == segment.fused_update.work:
                 only(0, f"rest_{k}")
             elif work.length:
-                f.line(f"call void @share_{k}_{position}({words}, {thread})")
+                f.invoke(f"share_{k}_{position}", None, words, thread)
             else:
-                only(0, f"once_{k}_{position}", ", i64 0, i64 1")
+                only(0, f"once_{k}_{position}", "i64 0", "i64 1")
         if lists and not any(segment.barriers):
             barrier()  # the first thread may change which samples are read
     f.when(f.compare("ne", word(f, words, "gathers"), integer(0)), barrier)
-    f.line("ret void")
     module.add(f)
 
 
@@ -250,8 +247,7 @@ def _write_share(module: Module, name: str) -> None:
     """``share_name(words, thread)``: one thread's part of vectors that all threads share."""
     f = Function(module, f"share_{name}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
-    _do(f, words, f"once_{name}", f", {thread}, {word(f, words, 'threads')}")
-    f.line("ret void")
+    _do(f, words, f"once_{name}", thread, word(f, words, "threads"))
     module.add(f)
 
 
@@ -262,7 +258,7 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
     batch, tile, threads = (word(f, words, name) for name in ("batch", "tile", "sharing"))
     own, scratch = table_of(f, words, thread)
     for packer in segment.packers:
-        f.line(f"call void @prepare_{k}_{packer}({own}, {scratch}, i64 0, {batch}, i64 1)")
+        f.invoke(f"prepare_{k}_{packer}", None, own, scratch, "i64 0", batch, "i64 1")
     tiles = f.binary("sdiv", f.binary("sub", f.binary("add", batch, tile), integer(1)), tile)
     whole = f.cast("zext", f.compare("eq", tiles, integer(1)), I64)
     begin = f.binary("sdiv", f.binary("mul", tiles, thread), threads)
@@ -273,9 +269,9 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
         left = f.binary("sub", batch, start)
         count = f.least(left, tile)
         if lists:
-            f.line(f"call void @list_{k}({table}, {scratch}, {start}, {count}, {carried[0]})")
+            f.invoke(f"list_{k}", None, table, scratch, start, count, *carried)
         for part in range(len(segment.tiled)):
-            f.line(f"call void @tile_{k}_{part}({table}, {scratch}, {start}, {count}, {carried[0]}, {whole})")
+            f.invoke(f"tile_{k}_{part}", None, table, scratch, start, count, *carried, whole)
         return [integer(0)]
 
     if not segment.sums:
@@ -289,10 +285,9 @@ def _write_work(module: Module, k: int, segment: Segment, lists: bool) -> None:
             table, _unused = table_of(f, words, number)
             f.loop(start, f.least(f.binary("add", start, length), end), 1, partial(step, table), [integer(1)])
             follows = f.compare("ne", start, begin)
-            f.when(follows, lambda: f.line(f"call void @add_{k}({own}, {table}, i64 0, i64 1)"))
+            f.when(follows, lambda: f.invoke(f"add_{k}", None, own, table, "i64 0", "i64 1"))
 
         f.loop(begin, end, length, block)
-    f.line("ret void")
     module.add(f)
 
 
@@ -300,10 +295,7 @@ def _write_product(module: Module, k: int) -> None:
     """``work_k(words, thread)``: one thread's share of a large product."""
     f = Function(module, f"work_{k}", [(PTR, "words"), (I64, "thread")])
     words, thread = f.arguments
-    batch, threads = word(f, words, "batch"), word(f, words, "threads")
-    table, scratch = table_of(f, words, thread)
-    f.line(f"call void @product_{k}({table}, {scratch}, i64 0, {batch}, i64 1, {thread}, {threads})")
-    f.line("ret void")
+    _do(f, words, f"product_{k}", thread, word(f, words, "threads"), thread=thread)
     module.add(f)
 
 
@@ -331,7 +323,6 @@ def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPl
         if (stop - start) % lanes:
             rest = f.binary("sub", end, whole)
             f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
-    f.line("ret void")
     module.add(f)
 
 
@@ -355,13 +346,11 @@ def _write_reduce(module: Module, k: int) -> None:
 
     def add_thread(thread: Value, _: list[Value]) -> None:
         other, _unused = table_of(f, words, thread)
-        f.line(f"call void @add_{k}({table}, {other}, {part}, {parts})")
+        f.invoke(f"add_{k}", None, table, other, part, parts)
 
     f.loop(integer(1), word(f, words, "sharing"), 1, add_thread)
-    f.line("ret void")
     module.add(f)
     f = Function(module, f"reduce_part_{k}", [(PTR, "words"), (I64, "part")])
     words, part = f.arguments
-    f.line(f"call void @reduce_{k}({words}, {part}, {word(f, words, 'threads')})")
-    f.line("ret void")
+    f.invoke(f"reduce_{k}", None, words, part, word(f, words, "threads"))
     module.add(f)

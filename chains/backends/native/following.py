@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
 import llvmlite
 import numpy as np
 
 from chains.backends.base import Arrays, Binding, Feed
-from chains.backends.native.binding import NativeBinding
+from chains.backends.native.binding import BoundCode, NativeBinding
 from chains.backends.native.compiled import CompiledProgram
 from chains.backends.native.runtime.fastcall import decline_all, move, python_function
 from chains.backends.native.runtime.shared import worker_pool
@@ -26,41 +27,24 @@ from chains.support.threads import follow, get_num_threads, known_num_threads, l
 KEPT_NUMBERS = 2  # numbers of threads for which a binding keeps memory
 Compiled = Callable[[int], CompiledProgram]
 Inputs = Mapping[str, np.dtype[Any]]
+Bound = TypeVar("Bound", bound=BoundCode)
 
 
-class FollowingBinding(Binding):
-    """A program bound for recent numbers of threads; `compiled` returns its code for a number of threads.
+class Following(Binding, Generic[Bound]):
+    """A program bound for recent numbers of threads, first for the present number."""
 
-    `scratch` is used if it is large enough for the present number of threads.
-    """
+    def __init__(self, first: Bound) -> None:
+        self.program, self.batch, self.arrays, self.work = first.program, first.batch, first.arrays, first.work
+        self._by_number = {get_num_threads(): first}
 
-    def __init__(self, program: Program, batch: int, arrays: Arrays, compiled: Compiled, scratch: np.ndarray | None) -> None:
-        self.program, self.batch = program, batch
-        self._compiled = compiled
-        number = get_num_threads()
-        if scratch is not None and self._nbytes(1) <= scratch.nbytes < self._nbytes(number):
-            scratch = None  # the number of threads has changed since the caller asked for the size
-        first = NativeBinding(program, compiled(number), batch, arrays, number, scratch)
-        self.arrays, self.work = first.arrays, first.work
-        self._by_number = {number: first}
-
-    def _nbytes(self, number: int) -> int:
-        return self._compiled(number).memory_plan(self.batch, number).nbytes
-
-    def present(self) -> NativeBinding:
+    def present(self) -> Bound:
         """The binding for the present number of threads."""
         number = get_num_threads()
         return self._by_number.get(number) or self._bind(number)
 
-    def _bind(self, number: int) -> NativeBinding:
-        """Bind the program for a number of threads, or reuse a binding with the same division of memory."""
-        native = self._compiled(number)
-        layout = native.memory_plan(self.batch, number).layout
-        others = [(other, bound) for other, bound in self._by_number.items() if other != number]
-        fitting = (bound for _, bound in others if bound.native is native and bound.layout == layout)
-        found = next(fitting, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)
-        self._by_number = dict(others[1 - KEPT_NUMBERS :]) | {number: found}
-        return found
+    @abstractmethod
+    def _bind(self, number: int) -> Bound:
+        """Bind the program for a number of threads."""
 
     def run(self) -> None:
         self.present().run()
@@ -75,6 +59,33 @@ class FollowingBinding(Binding):
         return bound is not None and bound.run_at(arrays)
 
 
+class FollowingBinding(Following[NativeBinding]):
+    """A program bound for recent numbers of threads; `compiled` returns its code for a number of threads.
+
+    `scratch` is used if it is large enough for the present number of threads.
+    """
+
+    def __init__(self, program: Program, batch: int, arrays: Arrays, compiled: Compiled, scratch: np.ndarray | None) -> None:
+        self._compiled, self.batch = compiled, batch
+        number = get_num_threads()
+        if scratch is not None and self._nbytes(1) <= scratch.nbytes < self._nbytes(number):
+            scratch = None  # the number of threads has changed since the caller asked for the size
+        super().__init__(NativeBinding(program, compiled(number), batch, arrays, number, scratch))
+
+    def _nbytes(self, number: int) -> int:
+        return self._compiled(number).memory_plan(self.batch, number).nbytes
+
+    def _bind(self, number: int) -> NativeBinding:
+        """Bind the program for a number of threads, or reuse a binding with the same division of memory."""
+        native = self._compiled(number)
+        layout = native.memory_plan(self.batch, number).layout
+        others = [(other, bound) for other, bound in self._by_number.items() if other != number]
+        fitting = (bound for _, bound in others if bound.native is native and bound.layout == layout)
+        found = next(fitting, None) or NativeBinding(self.program, native, self.batch, self.arrays, number, None)
+        self._by_number = dict(others[1 - KEPT_NUMBERS :]) | {number: found}
+        return found
+
+
 class FollowingFeed(Feed):
     """A feed of the binding for the present number of threads; `make` makes the feed of a binding."""
 
@@ -82,15 +93,27 @@ class FollowingFeed(Feed):
         self._binding, self._make = binding, make
         self._bound = binding.present()
         self._feed = make(self._bound)
+        self._watched: tuple[Collection[str], float] = (), 0.0
+        self._spoiled = False  # as an earlier feed found
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         bound = self._binding.present()
         if bound is not self._bound:
+            self._spoiled = self.spoiled
             self._bound, self._feed = bound, self._make(bound)
+            self._feed.watch(*self._watched)
         return self._feed(first, values)
 
+    def watch(self, names: Collection[str], largest: float) -> bool:
+        self._watched, self._spoiled = (names, largest), False
+        return self._feed.watch(names, largest)
 
-def following_function(binding: FollowingBinding, ins: Inputs, outs: Sequence[str]) -> Callable[..., Any] | None:
+    @property
+    def spoiled(self) -> bool:
+        return self._spoiled or self._feed.spoiled
+
+
+def following_function(binding: Following[Any], ins: Inputs, outs: Sequence[str]) -> Callable[..., Any] | None:
     """As `python_function`, always for the present number of threads."""
     bound = binding.present()
     worker_pool().ensure(bound.threads)
@@ -106,9 +129,9 @@ def following_function(binding: FollowingBinding, ins: Inputs, outs: Sequence[st
 class _Follower:
     """Keeps a function up to date, and lives as long as the function."""
 
-    def __init__(self, binding: FollowingBinding, bound: NativeBinding, words: Any, ins: Inputs, outs: Sequence[str]) -> None:
+    def __init__(self, binding: Following[Any], bound: BoundCode, words: Any, ins: Inputs, outs: Sequence[str]) -> None:
         self._binding, self._ins, self._outs = binding, ins, outs
-        self._bound: NativeBinding | None = bound
+        self._bound: BoundCode | None = bound
         words.keep.append(self)
         self._words = ref(words)
 

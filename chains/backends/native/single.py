@@ -17,11 +17,11 @@ import numpy as np
 
 from chains.backends.base import Single
 from chains.backends.native.binding import NativeBinding
-from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.llvm.emit import I32, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.runtime.fastcall import python_function
+from chains.backends.native.runtime.fastcall import python_function, set_slots
 
 _DOUBLE = Type("double")
 _C_CALL = Struct(
@@ -76,18 +76,13 @@ def _derivative(module: Module) -> Function:
     t, y, dy, data = f.arguments
 
     def with_time() -> Value:
-        own, states = _C_CALL.load(f, data, "input"), _C_CALL.load(f, data, "states")
-
-        def copy(k: Value, _: Sequence[Value]) -> None:
-            f.store(f.load(_DOUBLE, f.address(y, k, _DOUBLE)), f.address(own, k, _DOUBLE))
-
-        f.loop(integer(0), states, 1, copy)
+        own, states = _C_CALL.loads(f, data, "input", "states")
+        f.each(states, lambda k: f.store(f.load(_DOUBLE, f.address(y, k, _DOUBLE)), f.address(own, k, _DOUBLE)))
         f.store(t, f.address(own, states, _DOUBLE))
         return own
 
     timed = f.compare("eq", _C_CALL.load(f, data, "timed"), integer(1))
     _run_at(f, data, f.either(timed, with_time, lambda: y), dy)
-    f.line("ret void")
     return f
 
 
@@ -96,17 +91,14 @@ def _integrand(module: Module) -> Function:
     _, x, data = f.arguments
     output = _C_CALL.load(f, data, "output")
     _run_at(f, data, x, output)
-    f.line(f"ret {f.load(_DOUBLE, output)}")
+    f.returns(f.load(_DOUBLE, output))
     return f
 
 
 def _run_at(f: Function, data: Value, input: Value, output: Value) -> None:
     """Run the program on the caller's input and output, without copies."""
     for name, place in (("in", input), ("out", output)):
-        slots = _C_CALL.load(f, data, f"{name}_slots")
-
-        def store(k: Value, _: Sequence[Value], slots: Value = slots, place: Value = place) -> None:
-            f.store(place, f.load(PTR, f.address(slots, k, I64)))
-
-        f.loop(integer(0), _C_CALL.load(f, data, f"{name}_count"), 1, store)
-    f.line(f"call void {_C_CALL.load(f, data, 'run').text}({_C_CALL.load(f, data, 'words')})")
+        slots, count = _C_CALL.loads(f, data, f"{name}_slots", f"{name}_count")
+        set_slots(f, slots, count, place)
+    run, words = _C_CALL.loads(f, data, "run", "words")
+    f.invoke(run, None, words)

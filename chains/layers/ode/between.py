@@ -19,10 +19,10 @@ from chains.layers.ode.right_side import Inputs
 from chains.layers.ode.settings import Settings
 from chains.layers.ode.solution import Solution
 from chains.layers.ode.strategy import (
+    AtTimes,
     ControlledSteps,
     EqualSteps,
     Setup,
-    Steps,
     Strategy,
     failed_of,
     repeat_last,
@@ -33,7 +33,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 
 
-class _BetweenSteps(Steps):
+class _BetweenSteps(AtTimes):
     """Steps over the intervals between merged times. `doses` are those of the equation."""
 
     def __init__(self, ode: Settings, doses: Doses) -> None:
@@ -81,7 +81,8 @@ class BetweenDoses(Strategy):
         self.doses = doses
         self.times = ode.times if isinstance(ode.times, int) else len(ode.times)
         merged = Settings()
-        vars(merged).update(vars(ode), times=tuple(map(float, range(self.times + doses.events))), time=False, doses=None)
+        vars(merged).update(vars(ode), times=tuple(map(float, range(self.times + doses.events))), time=False, doses=None,
+                            interpolate=False)  # fmt: skip
         self.steps = _EqualBetween(merged, doses) if ode.rtol is None else _ControlledBetween(merged, doses)
 
     @property

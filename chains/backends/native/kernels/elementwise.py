@@ -14,7 +14,7 @@ from chains.backends.native.llvm.loops import accumulate, accumulators_for, pane
 from chains.backends.native.llvm.shuffles import shuffled
 from chains.expr import Formula
 from chains.lowering.axes import Axis, loops_over
-from chains.program.operations import AllReduce, Map, Random, Reduce
+from chains.program.operations import AllReduce, Copy, Fill, Map, Random, Reduce
 from chains.program.view import Batch, Buffer, Extent, View
 
 
@@ -38,6 +38,9 @@ class Frame:
     count: Value  # number of samples
     start: Value  # the number of the first sample in the batch
     small_tiles: bool  # whether a tile has as many samples as a vector has lanes
+    in_tile: Callable[[Buffer], bool]  # whether a buffer is in a tile's memory, with room for whole vectors of samples
+    laned: frozenset[Buffer]  # the buffers with samples in lanes
+    workspace_offset: int  # of the kernels' workspace in the memory of a tile, in bytes
     first: Value | None = None  # whether sums over samples begin with these samples (i1); None outside of tiles
     whole: Value | None = None  # whether these samples are the whole batch (i1)
     rows: RowPointers | None = None  # the input whose samples are found by pointers, if any
@@ -49,6 +52,11 @@ class Frame:
     def shapes(self) -> BlockShapes:
         """The blocks that kernels keep in registers."""
         return block_shapes(self.registers)
+
+    @property
+    def workspace(self) -> Value:
+        """The address of the kernels' workspace, which follows the buffers of a tile."""
+        return self.f.address(self.f.arguments[1], integer(self.workspace_offset), Type("i8"))
 
     def outlined(self, hint: str, pointers: list[Value], write: Callable[[Function, list[Value]], None]) -> None:
         """Call a function that `write` fills. Its arguments are `pointers`, the number of samples and whether sums begin."""
@@ -143,7 +151,7 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
                 f.store(result, target, mask)
 
         if lanes == 1:
-            f.loop(integer(0), length, 1, lambda i, _: chunk(i, None))
+            f.each(length, lambda i: chunk(i, None))
             return
         if isinstance(inner.extent, Batch):
             whole = f.binary("and", length, integer(-lanes))
@@ -266,10 +274,10 @@ def step_through(
         body(pointers)
         return
 
-    def step(i: Value, _: list[Value]) -> None:
+    def step(i: Value) -> None:
         step_through(frame, loops[1:], _moved(frame.f, loops[0], pointers, i, scalar), scalar, body)
 
-    frame.f.loop(integer(0), frame.extent(loops[0].extent), 1, step)
+    frame.f.each(frame.extent(loops[0].extent), step)
 
 
 def _moved(f: Function, axis: Axis, pointers: Sequence[Value], i: Value, scalar: Type) -> list[Value]:
@@ -334,8 +342,9 @@ def _as_condition(f: Function, value: Value) -> Value:
     return value if value.type.name == "i1" else f.compare("une", value, number(value.type, 0.0))
 
 
-def lower_copy(frame: Frame, out: View, source: View) -> None:
-    f = frame.f
+def lower_copy(frame: Frame, operation: Copy) -> None:
+    """out = the operand, broadcast; a scalar is converted."""
+    f, (out, source) = frame.f, operation.views
     if out.dtype != source.dtype:
         _scalar_map(frame, Map((out,), (source,), Formula(("x",), (), (0,))))
         return
@@ -346,7 +355,10 @@ def lower_copy(frame: Frame, out: View, source: View) -> None:
     nest(frame, loops_over(out.shape, (out, source)), [frame.base(out), frame.base(source)], out.dtype, 1, body)
 
 
-def lower_fill(frame: Frame, out: View, value: float) -> None:
+def lower_fill(frame: Frame, operation: Fill) -> None:
+    """out = value."""
+    (out,), value = operation.outs, operation.value
+
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
         return [number(type, value)]
 

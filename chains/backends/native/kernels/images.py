@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import (
     Frame,
     horizontal,
-    lower_copy,
-    lower_fill,
-    lower_map,
     lower_reduce,
     step_through,
 )
 from chains.backends.native.kernels.taps import Images, column_blocks, output_taps
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, repeat
+from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import transposed
+from chains.backends.native.operations import Relayout
 from chains.lowering.axes import Axis, loops_over
-from chains.program.operations import Copy, Fill, Map, Operation, Pool, PoolInput, Reduce
+from chains.program.operations import Operation, Pool, PoolInput, Reduce
 from chains.program.view import Batch, View
-
-
-@dataclass(frozen=True)
-class Relayout(Operation):
-    """out = the operand in the other layout: one is laned, the other is not. Both have the axes (samples, channels, rest)."""
-
-    to_lanes: bool
 
 
 def lanes_last(view: View, lanes: int) -> View:
@@ -39,13 +30,14 @@ def lanes_last(view: View, lanes: int) -> View:
     return replace(view, shape=(*view.shape[1:], lanes), strides=(*view.strides[1:], view.strides[0]))
 
 
-def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None:
+def lower_relayout(frame: Frame, operation: Relayout) -> None:
     """Transpose squares of numbers in registers.
 
     Lanes without a sample repeat the first sample, so that they compute only ordinary numbers. Rows without a sample are
     written only if the tile has room for them (`whole_tiles`).
     """
     (out,), (source,) = operation.outs, operation.ins
+    whole_tiles = frame.in_tile(out.buffer)
     to_lanes, lanes = operation.to_lanes, frame.lanes
     rows_view, laned_view = (source, out) if to_lanes else (out, source)
     channels, size = out.sample_shape
@@ -83,7 +75,7 @@ def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None
             def row(s: Value, c: Value) -> None:
                 f.loop(zero, integer(size), 1, lambda e, _: element(s, c, e))
 
-            f.loop(zero, count, 1, lambda s, _: repeat(f, channels, partial(row, s)))
+            f.loop(zero, count, 1, lambda s, _: f.each(channels, partial(row, s)))
 
         if to_lanes or whole_tiles:
             squares()
@@ -93,20 +85,17 @@ def lower_relayout(frame: Frame, operation: Relayout, whole_tiles: bool) -> None
     frame.outlined("relayout", [frame.base(out), frame.base(source)], write)
 
 
-def lower_laned(frame: Frame, operation: Operation) -> None:
-    """An elementwise operation or a reduction on laned buffers: the samples of a tile become the last axis."""
-    if isinstance(operation, Reduce) and operation.sums_over_batch:
+def samples_last(frame: Frame, operation: Operation) -> Operation:
+    """The operation with the samples of a tile as the last axis of its laned operands, as a kernel for rows can do it."""
+    return operation.on(lambda view: lanes_last(view, frame.lanes))
+
+
+def lower_laned_reduce(frame: Frame, operation: Reduce) -> None:
+    """A reduction on laned buffers."""
+    if operation.sums_over_batch:
         _reduce_samples(frame, operation)
-        return
-    outs, ins = (tuple(lanes_last(view, frame.lanes) for view in views) for views in (operation.outs, operation.ins))
-    if isinstance(operation, Map):
-        lower_map(frame, Map(outs, ins, operation.formula))
-    elif isinstance(operation, Reduce):
-        lower_reduce(frame, Reduce(outs, ins, operation.kind))
-    elif isinstance(operation, Copy):
-        lower_copy(frame, outs[0], ins[0])
-    elif isinstance(operation, Fill):
-        lower_fill(frame, outs[0], operation.value)
+    else:
+        lower_reduce(frame, samples_last(frame, operation))  # type: ignore[arg-type]
 
 
 def _reduce_samples(frame: Frame, operation: Reduce) -> None:
@@ -273,9 +262,9 @@ class _Windows:
 
                 column_blocks(f, columns, self.width, block)
 
-            repeat(f, self.rows.count, row)
+            f.each(self.rows.count, row)
 
-        repeat(f, self.channels, channel)
+        f.each(self.channels, channel)
 
     def _clear(self, f: Function, dx: Value) -> None:
         (channels, rows, columns), image = self.x_size, self.images[0]
@@ -284,7 +273,7 @@ class _Windows:
             offset = f.add(f.add(f.mul(c, image.channel), f.mul(i, image.row)), f.mul(j, image.column))
             f.store(number(self.type, 0.0), f.address(dx, offset, self.scalar))
 
-        repeat(f, channels, lambda c: repeat(f, rows, lambda i: repeat(f, columns, partial(clear, c, i))))
+        f.each(channels, lambda c: f.each(rows, lambda i: f.each(columns, partial(clear, c, i))))
 
     def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
         """The address of row k of the window at (m, j), in the image of this operand."""

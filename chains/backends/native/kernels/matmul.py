@@ -54,7 +54,7 @@ from chains.backends.native.llvm.loops import (
 )
 from chains.backends.native.llvm.shuffles import interleaved, repeated, shuffled, spread, sums_of_lanes, transposed
 from chains.lowering.axes import Axis
-from chains.program.operations import BatchMatMul, Operation
+from chains.program.operations import BatchMatMul
 from chains.program.view import Batch, Buffer, View
 
 FIRST_LEVEL_CACHE_BYTES = 32 << 10  # bytes of the smallest first-level caches
@@ -460,8 +460,9 @@ def _add(frame: Frame, value: Value, pointer: Value, mask: Value | None) -> None
     f.store(total, pointer, mask)
 
 
-def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> None:
-    """out = a @ b, or +=, for all matrices; `space` takes the copy of a right side."""
+def lower_batch_matmul(frame: Frame, operation: BatchMatMul) -> None:
+    """out = a @ b, or +=, for all matrices."""
+    space = frame.workspace  # for the copy of a right side
     leading = operation.outs[0].shape[:-2]
     matrices = [_matrix(view) for view in operation.views]
     scalar = real_type(matrices[0].dtype)
@@ -471,13 +472,13 @@ def lower_batch_matmul(frame: Frame, operation: BatchMatMul, space: Value) -> No
     step_through(frame, loops, starts, scalar, lambda starts: _product(frame, operation, matrices, [*starts, space]))
 
 
-def workspace(operation: Operation, lanes: int) -> int:
+def workspace(operation: BatchMatMul, lanes: int, registers: int) -> int:
     """Elements that a thread needs for the copy of a right side."""
     return _copied(operation.ins[1], lanes).buffer.size if _is_packed(operation) else 0  # with the padding of its rows
 
 
-def _is_packed(operation: Operation) -> bool:
-    return isinstance(operation, BatchMatMul) and operation.ins[1].strides[-1] != 1 < int(operation.ins[1].shape[-1])  # type: ignore[arg-type]
+def _is_packed(operation: BatchMatMul) -> bool:
+    return operation.ins[1].strides[-1] != 1 < int(operation.ins[1].shape[-1])  # type: ignore[arg-type]
 
 
 def _matrix(view: View) -> View:

@@ -81,7 +81,6 @@ def _outlined(frame: Frame, likeness: Likeness, name: str, write: Callable[[Fram
     types = [argument.type for argument in _arguments(frame, likeness, likeness)]
     f = Function(frame.f.module, name, [(type, f"a{k}") for k, type in enumerate(types)])
     write(_inside(frame, f, likeness))
-    f.line("ret void")
     taken = f.drop_unused_arguments()
     f.module.add(f, "internal")
     return _Outlined(name, taken, likeness)

@@ -12,7 +12,7 @@ from chains.backends.native.llvm.shuffles import repeated, transposed
 from chains.backends.native.llvm.vectormath import ELEMENTARY
 from chains.program.alias import overlap
 from chains.program.operations import Map, MatMul, Operation
-from chains.program.view import Batch, View, concrete
+from chains.program.view import Batch, Shape, View, concrete
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,14 @@ def is_dots(product: FusedProduct, lanes: int) -> bool:
 def packed_columns(matrix: View, lanes: int) -> int:
     """The length of a packed row: whole vectors."""
     return -(-int(matrix.shape[1]) // lanes) * lanes  # type: ignore[arg-type]
+
+
+def packed(operation: MatMul, lanes: int, small_tiles: bool) -> tuple[View, Shape, Shape] | None:
+    """The weights that a product reads from a copy, the shape of the copy, and the part of it that they fill."""
+    product = FusedProduct.of(operation)
+    if not needs_packing(product, lanes, small_tiles):
+        return None
+    return product.b, (product.b.shape[0], packed_columns(product.b, lanes)), product.b.shape
 
 
 def pack(frame: Frame, source: View, target: View) -> None:

@@ -31,11 +31,8 @@ def reads_samples(view: View) -> bool:
 
 def begin_prefetch(frame: Frame, rows: Value, numbers: Value) -> None:
     """Set the samples to prefetch."""
-    f, words = frame.f, frame.prefetch
-    assert words is not None
-    PREFETCH.store(f, words, "left", integer(0))
-    PREFETCH.store(f, words, "rows", rows)
-    PREFETCH.store(f, words, "numbers", numbers)
+    assert frame.prefetch is not None
+    PREFETCH.store(frame.f, frame.prefetch, left=integer(0), rows=rows, numbers=numbers)
 
 
 def prefetch_lines(frame: Frame) -> None:
@@ -49,8 +46,7 @@ def prefetch_lines(frame: Frame) -> None:
 
     def begin_row() -> Value:
         numbers = load("numbers")
-        store("numbers", f.address(numbers, integer(1), I64))
-        store("rows", f.add(rows, -1))
+        store(numbers=f.address(numbers, integer(1), I64), rows=f.add(rows, -1))
         offset = f.binary("mul", f.load(I64, numbers), load("nbytes"))
         return f.address(load("data"), offset, Type("i8"))
 
@@ -58,8 +54,8 @@ def prefetch_lines(frame: Frame) -> None:
         address = f.either(fresh, begin_row, lambda: load("next"))
         for k in range(LINES_AT_ONCE):
             f.prefetch(f.address(address, integer(k * CACHE_LINE_BYTES), Type("i8")))
-        store("next", f.address(address, integer(LINES_AT_ONCE * CACHE_LINE_BYTES), Type("i8")))
-        store("left", f.add(f.select(fresh, load("lines"), left), -LINES_AT_ONCE))
+        store(next=f.address(address, integer(LINES_AT_ONCE * CACHE_LINE_BYTES), Type("i8")))
+        store(left=f.add(f.select(fresh, load("lines"), left), -LINES_AT_ONCE))
 
     more = f.binary("or", f.compare("sgt", left, integer(0)), f.compare("sgt", rows, integer(0)))
     f.when(more, fetch)
@@ -111,11 +107,11 @@ def list_rows(frame: Frame, samples: View, words: Value) -> None:
 
     def in_order() -> None:
         first = frame.base(samples)
-        f.loop(integer(0), frame.count, 1, lambda i, _: put(i, first, i))
+        f.each(frame.count, lambda i: put(i, first, i))
 
     def by_number() -> None:
         numbers = f.address(ROW_POINTERS.load(f, words, "numbers"), frame.start, I64)
         data = ROW_POINTERS.load(f, words, "data")
-        f.loop(integer(0), frame.count, 1, lambda i, _: put(i, data, f.load(I64, f.address(numbers, i, I64))))
+        f.each(frame.count, lambda i: put(i, data, f.load(I64, f.address(numbers, i, I64))))
 
     f.when(f.compare("eq", f.load(I64, words), integer(0)), in_order, by_number)

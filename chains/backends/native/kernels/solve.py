@@ -6,23 +6,17 @@ vectors lane by lane. A matrix that is singular, or has a NaN, gives numbers tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, repeat, row_blocks
+from chains.backends.native.llvm.loops import blocks, row_blocks
 from chains.backends.native.llvm.shuffles import transposed
+from chains.backends.native.operations import Solve
 from chains.program.loop import Loop
-from chains.program.operations import Operation
 from chains.program.view import View
 
 COLUMNS = (4, 2, 1)  # that are eliminated together: each row is tested once for all of them
-
-
-@dataclass(frozen=True)
-class Solve(Operation):
-    """out, (samples, n, m), with ``matrix @ out = right``."""
 
 
 def solve_of(loop: Loop) -> Solve | None:
@@ -36,16 +30,15 @@ def solve_of(loop: Loop) -> Solve | None:
     return Solve((out,), tuple(ins), label=loop.label) if has_runs else None
 
 
-def workspace(operation: Operation, lanes: int) -> int:
+def workspace(operation: Solve, lanes: int, registers: int) -> int:
     """Elements that a thread needs for the systems of a vector of samples."""
-    if not isinstance(operation, Solve):
-        return 0
     n, m = operation.outs[0].sample_shape
     return (n * (n + m) + n * m) * lanes
 
 
-def lower_solve(frame: Frame, operation: Solve, space: Value) -> None:
+def lower_solve(frame: Frame, operation: Solve) -> None:
     """Vectors of samples, one after another. Lanes without a sample repeat the last one, to whose place they write too."""
+    space = frame.workspace
     frame.outlined("solve", [*map(frame.base, operation.views), space], _Systems(frame.lanes, operation).write)
 
 
@@ -69,8 +62,8 @@ class _Systems:
             samples = [f.least(f.add(begin, s), last) for s in range(lanes)]
             for view, source, column in zip(self.operation.ins, (matrix, right), (0, n), strict=True):
                 self._load(f, view, source, samples, f.address(space, integer(column * lanes), self.scalar))
-            repeat(f, n, partial(self._eliminate, f, space))
-            repeat(f, n, lambda k: self._substitute(f, space, results, f.binary("sub", integer(n - 1), k)))
+            f.each(n, partial(self._eliminate, f, space))
+            f.each(n, lambda k: self._substitute(f, space, results, f.binary("sub", integer(n - 1), k)))
             self._store(f, target, samples, results)
 
         f.loop(integer(0), count, lanes, vector)
@@ -109,7 +102,7 @@ class _Systems:
 
             blocks(f, length, self.lanes, square)
 
-        repeat(f, outer, run)
+        f.each(outer, run)
 
     def _eliminate(self, f: Function, space: Value, k: Value) -> None:
         """Exchange row k for the pivot's, and take its multiples from the rows below. The inverse of the pivot stays."""
@@ -177,7 +170,7 @@ class _Systems:
 
             f.loop(integer(0), k, 1, above)
 
-        repeat(f, self.m, column)
+        f.each(self.m, column)
 
     def _store(self, f: Function, target: Value, samples: list[Value], results: Value) -> None:
         stride = self.operation.outs[0].strides[0]

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from chains.backends.native.kernels.elementwise import Frame, evaluate, lower_fill, nest
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.support import INDICES
+from chains.backends.native.operations import INDICES
 from chains.lowering.axes import Axis, loops_over
-from chains.program.operations import Gather, ScatterAdd
+from chains.program.operations import Fill, Gather, ScatterAdd
 from chains.program.rows import UpdateRows
 from chains.program.view import View
 
@@ -44,7 +44,7 @@ def lower_scatter_add(frame: Frame, operation: ScatterAdd, continued: bool = Fal
     f = frame.f
     begins = frame.begins(True, continued)
     if begins is not None:
-        f.when(begins, lambda: lower_fill(frame, out, 0.0))
+        f.when(begins, lambda: lower_fill(frame, Fill((out,), (), 0.0)))
     target, added = _row(out, 1), _row(source, index.ndim)
 
     def add(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
@@ -96,9 +96,9 @@ Formula = Callable[[list[Value], Type], list[Value]]
 BLOCK = 16  # adjacent rows that belong to one thread
 
 
-def lower_update_rows(frame: Frame, operation: UpdateRows, thread: Value, threads: Value) -> None:
+def lower_update_rows(frame: Frame, operation: UpdateRows) -> None:
     """This thread's share of an update."""
-    _Update(frame, operation, thread, threads).write()
+    _Update(frame, operation, *frame.f.arguments[-2:]).write()
 
 
 class _Update:
@@ -113,9 +113,9 @@ class _Update:
 
     def write(self) -> None:
         f = self.f
-        f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._collect))
+        f.each(self.count, lambda i: self._if_mine(i, self._collect))
         if not self.operation.every:
-            f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._update_first))
+            f.each(self.count, lambda i: self._if_mine(i, self._update_first))
             return
 
         def block(k: Value, _: list[Value]) -> None:

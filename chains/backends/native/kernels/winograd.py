@@ -22,7 +22,7 @@ from chains.backends.native.kernels.convolve import Epilogue, mapped_views
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, multiply_add, repeat
+from chains.backends.native.llvm.loops import blocks, multiply_add
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation, Window
 from chains.program.view import View
@@ -96,7 +96,7 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
                 for h in range(count):
                     one(o, count, h, c)
 
-            repeat(f, plan.ins, channel)
+            f.each(plan.ins, channel)
 
         blocks(f, plan.outs, plan.height, block)
 
@@ -214,7 +214,7 @@ class _Winograd:
 
             blocks(f, len(part), self.width, some)
 
-        repeat(f, self.tiles[0], row)
+        f.each(self.tiles[0], row)
 
     def _transform(self, f: Function, source: Value, space: Value, i: Value, part: range) -> None:
         """Transform the inputs of a part of row `i` of tiles, to (element, channel, tile)."""
@@ -241,7 +241,7 @@ class _Winograd:
 
             operand.each_tile(f, part, tile)
 
-        repeat(f, self.ins, channel)
+        f.each(self.ins, channel)
 
     def _multiply(self, f: Function, weight: Value, inputs: Value, products: Value, height: int, width: int, part: int) -> None:
         """For each element: the sums over the input channels, to (element, channel of the block, tile of the block)."""
@@ -266,7 +266,7 @@ class _Winograd:
                 place = f.mul(f.add(f.mul(e, height * width), k), self.lanes)
                 f.store(total, f.address(products, place, self.scalar))
 
-        repeat(f, TILE_ELEMENTS, element)
+        f.each(TILE_ELEMENTS, element)
 
     def _finish(
         self,
@@ -311,9 +311,9 @@ class _Winograd:
                 else:
                     outputs(h, w, True)
 
-            repeat(f, width, tile)
+            f.each(width, tile)
 
-        repeat(f, height, channel)
+        f.each(height, channel)
 
 
 def _input_line(f: Function, d: list[Value]) -> list[Value]:
@@ -424,9 +424,9 @@ class _WeightSums:
                     )
                     self._multiply(f, left, right, own, f.mul(rows, self.tiles[1]), f.compare("eq", i, integer(0)), alive)
 
-                repeat(f, ROW_ELEMENTS, element)
+                f.each(ROW_ELEMENTS, element)
 
-            repeat(f, ROW_ELEMENTS, row)
+            f.each(ROW_ELEMENTS, row)
 
         f.loop(integer(0), integer(self.tiles[0]), self.part, part)
         self._finish(f, totals, out, f.compare("ne", first, integer(0)))
@@ -465,7 +465,7 @@ class _WeightSums:
 
             f.loop(integer(0), rows, 1, row)
 
-        repeat(f, operand.channels, channel)
+        f.each(operand.channels, channel)
 
     def _multiply(
         self, f: Function, slopes: Value, inputs: Value, totals: Value, tiles: Value, begins: Value, alive: Value

@@ -123,11 +123,13 @@ def lanes_of(mask: Value | None, lanes: int) -> int:
 class Function:
     """A function being written. Methods append instructions and return their results."""
 
-    def __init__(self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void") -> None:
+    def __init__(
+        self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void", *, apart: str = ""
+    ) -> None:  # fmt: skip
         self.module = module
         self.name = name
         self.arguments = [Value(f"%{label}", type) for type, label in arguments]
-        self._result = result
+        self._result, self._apart = result, f"%{apart}"  # an argument whose memory no other one reaches
         self._lines: list[str] = []
         self._known: dict[str, Value] = {}  # the values of integer instructions that have run before this place, by their text
         self._count = 0
@@ -158,6 +160,9 @@ class Function:
         kind = "fcmp" if a.type.is_float else "icmp"
         return self.assign(a.type.of("i1"), f"{kind} {condition} {a}, {b.text}")
 
+    def inverse(self, bit: Value) -> Value:
+        return self.assign(bit.type, f"xor {bit}, true")
+
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         return self.assign(a.type, f"select {condition}, {a}, {b}")
 
@@ -172,7 +177,12 @@ class Function:
         """Call an intrinsic or a function of the process, and declare it."""
         types = ", ".join(str(o.type) if isinstance(o, Value) else o.split()[0] for o in operands)
         self.module.declare(name, declaration or f"declare {result or 'void'} @{name}({types})")
-        text = f"call {result or 'void'} @{name}({', '.join(map(str, operands))})"
+        return self.invoke(name, result, *operands)
+
+    def invoke(self, function: Value | str, result: Type | None, *operands: Value | str) -> Value:
+        """Call a function of the module by its name, or any function by its address."""
+        name = f"@{function}" if isinstance(function, str) else function.text
+        text = f"call {result or 'void'} {name}({', '.join(map(str, operands))})"
         if result is None:
             self.line(text)
             return Value("", I64)
@@ -201,15 +211,16 @@ class Function:
             base, index = self.address(base, index.base, type), integer(index.constant)
         return self._once(PTR, f"getelementptr {type.name}, {base}, {index}")
 
-    def load(self, type: Type, pointer: Value, mask: Value | None = None) -> Value:
+    def load(self, type: Type, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> Value:
+        """The value at an address, which is a multiple of its whole size if it is `aligned`."""
         if mask is None:
-            return self.assign(type, f"load {type}, {pointer}, align {type.size}")
+            return self.assign(type, f"load {type}, {pointer}, align {type.size * (type.lanes if aligned else 1)}")
         zero = Value("zeroinitializer", type)
         return self.call(f"llvm.masked.load.{type.mangled}.p0", type, pointer, f"i32 {type.size}", mask, zero)
 
-    def store(self, value: Value, pointer: Value, mask: Value | None = None) -> None:
+    def store(self, value: Value, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> None:
         if mask is None:
-            self.line(f"store {value}, {pointer}, align {value.type.size}")
+            self.line(f"store {value}, {pointer}, align {value.type.size * (value.type.lanes if aligned else 1)}")
         else:
             self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
 
@@ -305,7 +316,52 @@ class Function:
         self.begin(after, known)
         return i, phis
 
-    def when(self, condition: Value, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
+    def each(self, count: Value | int, body: Callable[[Value], object]) -> None:
+        """Run the body for each number below `count`."""
+
+        def run(i: Value, _: list[Value]) -> None:
+            body(i)
+
+        self.loop(integer(0), count if isinstance(count, Value) else integer(count), 1, run)
+
+    def fold(self, count: Value, first: Value, body: Callable[[Value, Value], Value], start: Value | None = None) -> Value:
+        """The last of the values that the body makes of each number below `count` and of the value before, `first` at first."""
+        return self.loop(start or integer(0), count, 1, lambda i, carried: [body(i, *carried)], [first])[1][0]
+
+    def repeat(self, body: Callable[[Value], object], until: Callable[[Value], Value] | None = None) -> Value:
+        """Run the body with 0, 1, ... until a condition holds, which is tested before. Returns the number of times.
+
+        Without a condition, the body returns from the function in the end.
+        """
+        head, inside, after = self.label("again"), self.label("body"), self.label("after")
+        entered, known = self._block, self._known
+        self.jump(head)
+        self.begin(head, known)
+        position, i = len(self._lines), Value(f"%i{head}", I64)
+        if until is not None:
+            self.branch(until(i), after, inside)
+        else:
+            self.jump(inside)
+        self.begin(inside, known)
+        body(i)
+        following = self.binary("add", i, integer(1))
+        self._lines.insert(position, f"  {i.text} = phi i64 [0, %{entered}], [{following.text}, %{self._block}]")
+        self.jump(head)
+        if until is not None:
+            self.begin(after, known)
+        return i
+
+    def returns(self, value: Value) -> None:
+        self.line(f"ret {value}")
+
+    def return_if(self, condition: Value, value: Callable[[], Value] | None = None) -> None:
+        yes, no, known = self.label("return"), self.label("further"), self._known
+        self.branch(condition, yes, no)
+        self.begin(yes, known)
+        self.line(f"ret {value()}" if value else "ret void")
+        self.begin(no, known)
+
+    def when(self, condition: Value, then: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
         """Run `then` if the condition holds, else `otherwise`."""
         yes, no, after = self.label("then"), self.label("else"), self.label("after")
         self.branch(condition, yes, no if otherwise else after)
@@ -345,9 +401,10 @@ class Function:
         return kept
 
     def text(self, linkage: str = "") -> str:
-        arguments = ", ".join(map(str, self.arguments))
-        head = f"define {linkage} {self._result} @{self.name}({arguments}) {'noinline ' if linkage else ''}#0 {{"
-        return "\n".join([head, "entry:", *self._lines, "}"])
+        arguments = ", ".join(f"{a.type}{' noalias' * (a.text == self._apart)} {a.text}" for a in self.arguments)
+        head = f"define {linkage} {self._result} @{self.name}({arguments}) {'noinline ' * (linkage == 'internal')}#0 {{"
+        ends = self._result != "void" or (self._lines[-1:] and self._lines[-1].startswith("  br "))  # after an endless loop
+        return "\n".join([head, "entry:", *self._lines, *([] if ends else ["  ret void"]), "}"])
 
 
 class Module:
@@ -390,7 +447,6 @@ class Module:
             return self._known[key]
         f = Function(self, "outlined", [(type, f"a{k}") for k, type in enumerate(types)])
         write(f, f.arguments)
-        f.line("ret void")
         text = f.text("internal")
         if text not in self._shared:
             f.name = self._shared[text] = f"{hint}_{len(self._shared)}"

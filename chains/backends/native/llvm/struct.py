@@ -15,8 +15,7 @@ class Struct:
     """The names of a list's words, in order, each with the LLVM type of its contents.
 
     Words may come in several groups. If the groups are `padded`, each fills whole pairs of cache lines: threads that write to
-    one group do not disturb threads that read another. `address`, `load` and `store` write machine code through a `Function`;
-    `address_text` and `load_text` write it as text.
+    one group do not disturb threads that read another. `address`, `load` and `store` write machine code.
     """
 
     def __init__(self, *groups: Mapping[str, str], padded: bool = False) -> None:
@@ -55,27 +54,17 @@ class Struct:
     def load(self, f: Function, words: Value, name: str, start: Value | None = None) -> Value:
         return f.load(self.types[name], self.address(f, words, name, start))
 
-    def store(self, f: Function, words: Value, name: str, value: Value) -> None:
-        f.store(value, self.address(f, words, name))
+    def loads(self, f: Function, words: Value, *names: str) -> list[Value]:
+        """These words of the list at `words`, or all."""
+        return [self.load(f, words, name) for name in names or self.positions]
+
+    def store(self, f: Function, words: Value, **values: Value) -> None:
+        for name, value in values.items():
+            f.store(value, self.address(f, words, name))
 
     def element(self, f: Function, number: Value, before: Struct) -> Value:
         """The number of words before list `number` of this kind, where such lists follow a list of kind `before`."""
         return f.add(f.mul(number, self.size), before.size)
-
-    # In machine code written as text
-
-    def address_text(self, base: str, *names: str) -> str:
-        """Lines that compute the addresses of words of the list at %base, as ``%at_name``."""
-        return "\n".join(
-            f"  %at_{name} = getelementptr i64, ptr %{base}, i64 {self.positions[name]}" for name in names or self.types
-        )
-
-    def load_text(self, base: str, *names: str) -> str:
-        """Lines that load these words of the list at %base, or all words, as ``%name``."""
-        return "\n".join(
-            f"{self.address_text(base, name)}\n  %{name} = load {self.types[name]}, ptr %at_{name}, align 8"
-            for name in names or self.types
-        )
 
 
 CACHE_LINE_BYTES = 64  # bytes of a cache line

@@ -16,11 +16,11 @@ from chains.backends.native.kernels.gemm import is_very_large
 from chains.backends.native.kernels.outline import Likeness
 from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.llvm.target import Processor
+from chains.backends.native.operations import record_of
 from chains.lowering.tiling import is_large
 from chains.program.loop import Loop
 from chains.program.operations import Map, Operation
 from chains.program.program import Program
-from chains.program.rows import UpdateRows
 from chains.program.scratch import ScratchPlan
 from chains.program.view import Buffer, View, c_strides
 
@@ -225,7 +225,7 @@ class ExecutionPlan:
 
     def is_large(self, operation: Operation) -> bool:
         """Whether an operation sees the whole batch: a large product, or an update of rows."""
-        if isinstance(operation, UpdateRows):
+        if record_of(operation).whole_batch:
             return True
         return is_very_large(operation) if self.gathered else not self.laned and is_large(operation)
 

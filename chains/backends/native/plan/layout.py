@@ -18,15 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from chains.backends.native.kernels.images import Relayout
 from chains.backends.native.kernels.solve import solve_of
+from chains.backends.native.operations import Relayout, record_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
 from chains.program.loop import Loop, all_operations
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Copy, Fill, Map, MatMul, Operation, Pool, Reduce
+from chains.program.operations import MatMul, Operation
 from chains.program.view import Batch, Buffer, View, c_strides
 
-IMAGES = (Convolve, ConvolveInput, ConvolveWeight, Pool)
-_FLEXIBLE = (Map, Reduce, Copy, Fill)
 PAGE_BYTES = 4096
 
 
@@ -44,7 +42,7 @@ def solve_in_lanes(plan: ExecutionPlan) -> ExecutionPlan:
 def arrange_layout(plan: ExecutionPlan) -> ExecutionPlan:
     """Lay out the operands of image operations in lanes, with a `Relayout` where an operation reads the other layout."""
     operations = [step.operation for step in plan.steps]
-    if not any(isinstance(operation, IMAGES) for operation in operations):
+    if not any(record_of(operation).of_images for operation in operations):
         return plan
     arrangement = _Arrangement(operations, plan.lanes, plan.is_large)
     steps: list[PlanStep] = []
@@ -66,7 +64,7 @@ class _Arrangement:
         for operation in operations:
             for view in operation.views:
                 self._views.setdefault(view.buffer, []).append(view)
-        self._images = {v.buffer for o in operations if isinstance(o, IMAGES) for v in o.views if v.batched}
+        self._images = {v.buffer for o in operations if record_of(o).of_images for v in o.views if v.batched}
         self._valid: dict[Buffer, set[bool]] = {}  # the layouts (laned or not) that hold the present contents
 
     def add(self, operation: Operation) -> None:
@@ -91,10 +89,11 @@ class _Arrangement:
 
     def _wanted(self, operation: Operation) -> bool:
         """Whether the operation is to run on laned operands."""
-        if isinstance(operation, IMAGES):
+        record = record_of(operation)
+        if record.of_images:
             return True
         samples = [extent for view in operation.views for extent in view.shape if isinstance(extent, Batch)]
-        if not isinstance(operation, _FLEXIBLE) or any(extent.per_sample != 1 for extent in samples):
+        if not record.lanes or any(extent.per_sample != 1 for extent in samples):
             return False
         outs, ins = ([view for view in views if view.batched] for views in (operation.outs, operation.ins))
         found = [*ins, *(view for view in outs if not _is_whole(view))]
@@ -175,7 +174,7 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
         return plan
     by_rows: dict[Buffer, bool] = {}
     for operation in all_operations(step.operation for step in plan.steps):
-        known = isinstance(operation, (MatMul, Map, Reduce, Copy, Fill))
+        known = record_of(operation).by_rows
         for view in operation.views:
             by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
     padded: dict[Buffer, Buffer] = {}

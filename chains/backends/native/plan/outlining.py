@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from chains.backends.native.kernels.outline import Likeness
+from chains.backends.native.operations import record_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep
-from chains.program.operations import Copy, Fill, Gather, Map, MatMul, Reduce, ScatterAdd
 from chains.program.view import Buffer
 
-OUTLINED = (MatMul, Map, Reduce, Copy, Fill, Gather, ScatterAdd)
 MAX_PRODUCTS = 20  # products of different sizes whose code is written for each: a product compiles in about 60 ms
 MIN_ALIKE = 3  # fewest steps that share code: a call takes some nanoseconds, compiling a product milliseconds
 
@@ -40,7 +39,7 @@ def outline_alike(plan: ExecutionPlan) -> ExecutionPlan:
     """Mark the steps, and the copies of weights, that share code with enough others: set their likenesses."""
 
     def described(step: PlanStep) -> PlanStep:
-        if not isinstance(step.operation, OUTLINED):
+        if not record_of(step.operation).shares_code:
             return step
         likeness = _likeness(plan, step.fused_product or step.operation, step.continued)
         packing = _likeness(plan, *step.packed) if step.packed else None

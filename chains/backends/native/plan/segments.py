@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from chains.backends.native.kernels.convolve import fusible_image_map
-from chains.backends.native.kernels.products import fusible
+from chains.backends.native.operations import record_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.lowering.tiling import Tiles, begun, only_continues
 from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
-from chains.program.operations import AllReduce, Convolve, ConvolveInput, Map, MatMul, Operation, Total
+from chains.program.operations import Map, Operation, Total
 from chains.program.view import Buffer
 
 MAX_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
@@ -89,11 +88,8 @@ def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
     candidate, operation = step.operation, product.operation
     if not isinstance(candidate, Map) or product.owner is not None or product.update:
         return None
-    if isinstance(operation, MatMul):
-        fits = fusible(operation, product.fused, candidate, lanes)
-    else:
-        fits = isinstance(operation, (Convolve, ConvolveInput)) and fusible_image_map(operation, product.fused, candidate)
-    if not fits:
+    fuses = record_of(operation).fuses
+    if not (fuses and fuses(operation, product.fused, candidate, lanes)):
         return None
     return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
 
@@ -114,7 +110,7 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
     """
     late, early, once = list(others), [], []
     for step in done_once:
-        fixed = isinstance(step.operation, AllReduce) or _shared_length(step.operation) >= MIN_SHARED_ELEMENTS
+        fixed = record_of(step.operation).in_order or _shared_length(step.operation) >= MIN_SHARED_ELEMENTS
         if fixed or any(conflict(each, step.operation) for each in late):
             late.append(step.operation)
             once.append(step)

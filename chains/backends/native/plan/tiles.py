@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from chains.backends.native.kernels import gemm, matmul, solve, winograd
-from chains.backends.native.kernels.products import FusedProduct, needs_packing, packed_columns
+from chains.backends.native.kernels import gemm
 from chains.backends.native.kernels.samples import indexed_input
+from chains.backends.native.operations import record_of
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PackedWeights, PlanStep, Segment, SumRun
 from chains.program.loop import all_operations
-from chains.program.operations import BatchMatMul, Convolve, ConvolveInput, MatMul
+from chains.program.operations import BatchMatMul, MatMul
 from chains.program.scratch import Lifetime, ScratchPlan, plan_scratch
 from chains.program.view import Batch, Buffer, Shape, View, c_strides
 
@@ -24,19 +24,9 @@ def pack_weights(plan: ExecutionPlan) -> ExecutionPlan:
     """Reserve packed copies of weights for steps on tiles whose kernels read packed weights."""
 
     def packed(step: PlanStep) -> PlanStep:
-        operation = step.operation
-        if isinstance(operation, MatMul):
-            product = FusedProduct.of(operation)
-            if needs_packing(product, plan.lanes, bool(plan.laned)):
-                rows: Shape = (product.b.shape[0], packed_columns(product.b, plan.lanes))
-                return replace(step, packed=_copied(product.b, rows, product.b.shape))
-        elif winograd.suits(operation):
-            size = (winograd.packed_size(operation),)
-            return replace(step, packed=_copied(operation.ins[1], size, size))
-        elif isinstance(operation, (Convolve, ConvolveInput)):
-            weights = operation.ins[1]
-            return replace(step, packed=_copied(weights, weights.shape, weights.shape))
-        return step
+        packing = record_of(step.operation).packing
+        found = packing.place(step.operation, plan.lanes, bool(plan.laned)) if packing else None
+        return replace(step, packed=_copied(*found)) if found else step
 
     return plan.changed_on_tiles(packed)
 
@@ -103,8 +93,8 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
         tile = min(tile, _fitting_tile(scratch, plan.max_scratch_bytes))
     plan = replace(plan, scratch=scratch, tile=tile, room=tile if plan.laned else tile * 9 // 8)
     operations = list(all_operations(operation for step in plan.steps for operation in step.operations))
-    spaces = [winograd.workspace(operation, lanes, plan.processor.registers) for operation in operations]
-    spaces += [kernel.workspace(operation, lanes) for kernel in (matmul, solve) for operation in operations]
+    needs = ((operation, record_of(operation).workspace) for operation in operations)
+    spaces = [workspace(operation, lanes, plan.processor.registers) for operation, workspace in needs if workspace]
     packs = any(step.fused_product for step in plan.products)
     spaces += [gemm.workspace(lanes, itemsize, plan.processor.registers)] if packs else []
     return replace(plan, tile_bytes=plan.workspace_offset + max(spaces, default=0) * itemsize)

@@ -1,79 +1,108 @@
-"""The loops of training in LLVM's assembly: over the batches of an epoch, and over the members of an ensemble.
+"""The loops of training in machine code: over the batches of an epoch, and over the members of an ensemble.
 
-`STEPS` gathers the samples of each batch, runs the step and stores the loss. In `MEMBERS` each thread takes one member after
+`steps` gathers the samples of each batch, runs the step and stores the loss. In `lane` each thread takes one member after
 another. A member's read-only data is not copied: each `PLACE` says where to write the address of such data. Data that a member
 updates is copied to the thread's memory and back, so that no two threads write to one cache line.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer, number
 from chains.backends.native.llvm.struct import PREFETCH, ROW_POINTERS, Struct
 
 SOURCES: dict[np.dtype[Any], str] = {
     np.dtype(name): short
     for name, short in (("float32", "f32"), ("float64", "f64"), ("uint8", "u8"), ("int32", "i32"), ("int64", "i64"))
 }
+SINGLE, DOUBLE = Type("float"), Type("double")
+TYPES = {"f32": SINGLE, "f64": DOUBLE, "u8": Type("i8"), "i32": I32, "i64": I64}
+WATCHED_BYTES = 64  # of numbers that are looked at together
+COPIED_WIDTH = 16  # elements from which on a row is copied as a whole: the compiler's loop takes a number at a time
 
 
 def gather(source: str, target: str) -> str:
-    """A function that copies rows by number and converts their elements."""
-    types = {"f32": "float", "f64": "double", "u8": "i8", "i32": "i32", "i64": "i64"}
-    a, b = types[source], types[target]
-    convert = {
-        (a == b): f"%y = bitcast {a} %x to {b}",
-        (source == "f32" and target == "f64"): f"%y = fpext {a} %x to {b}",
-        (source == "f64" and target == "f32"): f"%y = fptrunc {a} %x to {b}",
-        (source == "u8"): f"%y = uitofp {a} %x to {b}",
-        (source in ("i32", "i64") and target != "i64"): f"%y = sitofp {a} %x to {b}",
-        (source == "i32" and target == "i64"): f"%y = sext {a} %x to {b}",
-    }[True]
-    size = {"float": 4, "double": 8, "i64": 8}[b]
-    whole = f"""
-  %long = icmp sge i64 %width, 16
-  br i1 %long, label %copy, label %column
-copy:
-  %bytes = mul i64 %width, {size}
-  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %s, i64 %bytes, i1 false)
-  br label %rowend"""  # the compiler's loop takes a number at a time
-    return f"""
-define void @gather_{source}_{target}(ptr %source, ptr noalias %target, ptr %order, i64 %rows, i64 %width) nounwind {{
-entry:
-  br label %row
-row:
-  %i = phi i64 [0, %entry], [%i1, %rowend]
-  %more = icmp slt i64 %i, %rows
-  br i1 %more, label %begin, label %end
-begin:
-  %np = getelementptr i64, ptr %order, i64 %i
-  %n = load i64, ptr %np, align 8
-  %so = mul i64 %n, %width
-  %to = mul i64 %i, %width
-  %s = getelementptr {a}, ptr %source, i64 %so
-  %t = getelementptr {b}, ptr %target, i64 %to
-  {whole if a == b else "br label %column"}
-column:
-  %j = phi i64 [0, %begin], [%j1, %element]
-  %inside = icmp slt i64 %j, %width
-  br i1 %inside, label %element, label %rowend
-element:
-  %sp = getelementptr {a}, ptr %s, i64 %j
-  %tp = getelementptr {b}, ptr %t, i64 %j
-  %x = load {a}, ptr %sp
-  {convert}
-  store {b} %y, ptr %tp
-  %j1 = add i64 %j, 1
-  br label %column
-rowend:
-  %i1 = add i64 %i, 1
-  br label %row
-end:
-  ret void
-}}
-"""
+    """The module of a function that copies rows by number and converts their elements."""
+    module, a, b = Module(), TYPES[source], TYPES[target]
+    arguments = [(PTR, "source"), (PTR, "target"), (PTR, "order"), (I64, "rows"), (I64, "width")]
+    f = Function(module, f"gather_{source}_{target}", arguments, apart="target")
+    table, filled, order, rows, width = f.arguments
+
+    def row(i: Value) -> None:
+        place = f.mul(f.load(I64, f.address(order, i, I64)), width)
+        given, made = f.address(table, place, a), f.address(filled, f.mul(i, width), b)
+
+        def element(j: Value) -> None:
+            f.store(_converted(f, f.load(a, f.address(given, j, a)), source, b), f.address(made, j, b))
+
+        def elements() -> None:
+            f.each(width, element)
+
+        if a == b:
+            copy = lambda: _copy(f, made, given, f.mul(width, b.size))  # noqa: E731
+            f.when(f.compare("sge", width, integer(COPIED_WIDTH)), copy, elements)
+        else:
+            elements()
+
+    f.each(rows, row)
+    module.add(f)
+    return module.text()
+
+
+WATCH = Struct({"largest": "i64", "found": "i64"})  # the bits of the largest number that fits; whether a larger one was found
+
+
+def watch(source: str) -> str:
+    """The module of a function for a `GATHER` that gathers nothing: it notes in a `WATCH`, its target, whether all numbers fit.
+
+    It compares absolute values by their bits, as whole numbers: infinities and NaN are above all others.
+    """
+    module, word = Module(), I32 if source == "f32" else I64
+    arguments = [(PTR, "source"), (PTR, "watch"), (PTR, "order"), (I64, "rows"), (I64, "width")]
+    f = Function(module, f"watch_{source}", arguments)
+    table, noted, order, rows, width = f.arguments
+    lanes = WATCHED_BYTES // word.size
+    vector, magnitude = Type(word.name, lanes), f.splat(Value(str((1 << 8 * word.size - 1) - 1), word), lanes)
+    whole = f.binary("sub", width, f.binary("urem", width, integer(lanes)))
+    rest = f.first_lanes(lanes, f.binary("sub", width, whole))
+
+    def larger(most: Value, place: Value, mask: Value | None = None) -> Value:
+        return f.intrinsic("umax", most, f.binary("and", f.load(vector, place, mask), magnitude))
+
+    def row(i: Value, carried: list[Value]) -> list[Value]:
+        start = f.address(table, f.mul(f.load(I64, f.address(order, i, I64)), width), word)
+        inside = f.loop(integer(0), whole, lanes, lambda j, most: [larger(most[0], f.address(start, j, word))], carried)[1][0]
+        return [
+            f.either(
+                f.compare("slt", whole, width), lambda: larger(inside, f.address(start, whole, word), rest), lambda: inside
+            )
+        ]
+
+    most = f.loop(integer(0), rows, 1, row, [Value("zeroinitializer", vector)])[1][0]
+    largest = f.load(word, WATCH.address(f, noted, "largest"))
+    found = f.compare("ugt", f.call(f"llvm.vector.reduce.umax.{vector.mangled}", word, most), largest)
+    f.when(found, lambda: WATCH.store(f, noted, found=integer(1)))
+    module.add(f)
+    return module.text()
+
+
+def _converted(f: Function, x: Value, source: str, target: Type) -> Value:
+    if x.type == target:
+        return x
+    if source[0] == "f":
+        return f.cast("fpext" if target == DOUBLE else "fptrunc", x, target)
+    if target == I64:
+        return f.cast("sext", x, target)
+    return f.cast("uitofp" if source == "u8" else "sitofp", x, target)
+
+
+def _copy(f: Function, target: Value, source: Value, nbytes: Value) -> None:
+    f.call("llvm.memcpy.p0.p0.i64", None, target, source, nbytes, "i1 false")
 
 
 # The argument of `steps`.
@@ -98,83 +127,45 @@ JOB = Struct(
 )
 GATHER = Struct({"function": "ptr", "source": "ptr", "target": "ptr", "width": "i64"})  # width: elements per sample
 
-# Returns the number of steps done; stops after a step whose loss is not finite.
-STEPS = f"""
-define i64 @steps(ptr %job) nounwind {{
-entry:
-{JOB.load_text("job")}
-  %randomp = inttoptr i64 %random to ptr
-  %by_number = icmp ne i64 %takes_rows, 0
-{PREFETCH.address_text("prefetch", "left", "rows", "numbers")}
-{ROW_POINTERS.address_text("row_pointers", "next_rows", "next_numbers")}
-  br label %step
-step:
-  %i = phi i64 [0, %entry], [%i1, %after]
-  %more = icmp slt i64 %i, %steps
-  br i1 %more, label %fetch, label %end
-fetch:
-  %first = mul i64 %i, %batch
-  %piece = getelementptr i64, ptr %order, i64 %first
-  br label %gather
-gather:
-  %k = phi i64 [0, %fetch], [%k1, %one]
-  %left = icmp slt i64 %k, %gathers
-  br i1 %left, label %one, label %compute
-one:
-  %position = mul i64 %k, {GATHER.size}
-  %words_of_one = getelementptr i64, ptr %list, i64 %position
-{GATHER.load_text("words_of_one")}
-  call void %function(ptr %source, ptr %target, ptr %piece, i64 %batch, i64 %width)
-  %k1 = add i64 %k, 1
-  br label %gather
-compute:
-  %following = add i64 %i, 1
-  %last = icmp sge i64 %following, %steps
-  %rows = select i1 %last, i64 0, i64 %prefetched
-  %after_piece = getelementptr i64, ptr %piece, i64 %batch
-  store i64 0, ptr %at_left, align 8
-  store i64 %rows, ptr %at_rows, align 8
-  store ptr %after_piece, ptr %at_numbers, align 8
-  store i64 %rows, ptr %at_next_rows, align 8
-  store ptr %after_piece, ptr %at_next_numbers, align 8
-  %numbers = select i1 %by_number, ptr %piece, ptr null
-  store ptr %numbers, ptr %row_pointers, align 8
-  call void %run(ptr %words)
-  store ptr null, ptr %row_pointers, align 8
-  %single = icmp eq i64 %value_bytes, 4
-  br i1 %single, label %load4, label %load8
-load4:
-  %v4 = load float, ptr %value, align 4
-  %w4 = fpext float %v4 to double
-  br label %check
-load8:
-  %w8 = load double, ptr %value, align 8
-  br label %check
-check:
-  %v = phi double [%w4, %load4], [%w8, %load8]
-  %out = getelementptr double, ptr %values, i64 %i
-  store double %v, ptr %out, align 8
-  %draws = icmp ne i64 %random, 0
-  br i1 %draws, label %count, label %after
-count:
-  %r = load i64, ptr %randomp, align 8
-  %r1 = add i64 %r, 1
-  store i64 %r1, ptr %randomp, align 8
-  br label %after
-after:
-  %i1 = add i64 %i, 1
-  %size = call double @llvm.fabs.f64(double %v)
-  %finite = fcmp olt double %size, 0x7FF0000000000000
-  br i1 %finite, label %step, label %stop
-stop:
-  ret i64 %i1
-end:
-  ret i64 %steps
-}}
-declare double @llvm.fabs.f64(double)
-"""
+
+def write_steps(module: Module) -> None:
+    """``steps(job)`` returns the number of steps done; it stops after a step whose loss is not finite."""
+    f = Function(module, "steps", [(PTR, "job")], "i64")
+    job = dict(zip(JOB.positions, JOB.loads(f, f.arguments[0]), strict=True))
+    steps, batch, prefetch, row_pointers = job["steps"], job["batch"], job["prefetch"], job["row_pointers"]
+
+    def step(i: Value) -> None:
+        piece = f.address(job["order"], f.mul(i, batch), I64)
+        for_next = f.address(piece, batch, I64)
+        f.each(job["gathers"], lambda k: gather_one(k, piece))
+        last = f.compare("sge", f.add(i, 1), steps)
+        rows = f.select(last, integer(0), job["prefetched"])
+        PREFETCH.store(f, prefetch, left=integer(0), rows=rows, numbers=for_next)
+        by_number = f.select(f.compare("ne", job["takes_rows"], integer(0)), piece, NULL)
+        ROW_POINTERS.store(f, row_pointers, next_rows=rows, next_numbers=for_next, numbers=by_number)
+        f.invoke(job["run"], None, job["words"])
+        ROW_POINTERS.store(f, row_pointers, numbers=NULL)
+        single = f.compare("eq", job["value_bytes"], integer(4))
+        wide = lambda: f.cast("fpext", f.load(SINGLE, job["value"]), DOUBLE)  # noqa: E731
+        loss = f.either(single, wide, lambda: f.load(DOUBLE, job["value"]))
+        f.store(loss, f.address(job["values"], i, DOUBLE))
+        f.when(f.compare("ne", job["random"], integer(0)), count)
+        f.return_if(f.compare("uge", f.intrinsic("fabs", loss), number(DOUBLE, math.inf)), lambda: f.add(i, 1))
+
+    def gather_one(k: Value, piece: Value) -> None:
+        function, source, target, width = GATHER.loads(f, f.address(job["list"], f.mul(k, GATHER.size), I64))
+        f.invoke(function, None, source, target, piece, batch, width)
+
+    def count() -> None:
+        place = f.cast("inttoptr", job["random"], PTR)
+        f.store(f.add(f.load(I64, place), 1), place)
+
+    f.each(steps, step)
+    f.returns(steps)
+    module.add(f)
 
 
+NULL = Value("null", PTR)
 # The argument of a thread.
 LANE = Struct(
     {
@@ -192,67 +183,45 @@ LANE = Struct(
 PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # first: the address for member 0; stride: bytes to the next
 COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: bytes of a row
 
-MEMBERS = f"""
-define internal void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 %back) nounwind {{
-entry:
-  br label %next
-next:
-  %k = phi i64 [0, %entry], [%k1, %copied]
-  %more = icmp slt i64 %k, %copy_count
-  br i1 %more, label %copy, label %end
-copy:
-  %position = mul i64 %k, {COPY.size}
-  %words = getelementptr i64, ptr %copies, i64 %position
-{COPY.load_text("words")}
-  %offset = mul i64 %member, %nbytes
-  %row = getelementptr i8, ptr %rows, i64 %offset
-  %outwards = icmp ne i64 %back, 0
-  %to = select i1 %outwards, ptr %row, ptr %target
-  %from = select i1 %outwards, ptr %target, ptr %row
-  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %nbytes, i1 false)
-  br label %copied
-copied:
-  %k1 = add i64 %k, 1
-  br label %next
-end:
-  ret void
-}}
 
-define void @lane(ptr %lanes, i64 %part) nounwind {{
-entry:
-  %position_of_lane = mul i64 %part, {LANE.size}
-  %own = getelementptr i64, ptr %lanes, i64 %position_of_lane
-{LANE.load_text("own")}
-  br label %claim
-claim:
-  %i = atomicrmw add ptr %next, i64 1 monotonic
-  %some = icmp slt i64 %i, %count
-  br i1 %some, label %begin, label %end
-begin:
-  %memberp = getelementptr i64, ptr %members, i64 %i
-  %member = load i64, ptr %memberp, align 8
-  br label %place
-place:
-  %k = phi i64 [0, %begin], [%k1, %write]
-  %more = icmp slt i64 %k, %place_count
-  br i1 %more, label %write, label %run
-write:
-  %position = mul i64 %k, {PLACE.size}
-  %words = getelementptr i64, ptr %places, i64 %position
-{PLACE.load_text("words")}
-  %offset = mul i64 %member, %stride
-  %address = add i64 %first, %offset
-  store i64 %address, ptr %word, align 8
-  %k1 = add i64 %k, 1
-  br label %place
-run:
-  call void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 0)
-  %steps_done = call i64 @steps(ptr %job)
-  call void @copy_rows(ptr %copies, i64 %copy_count, i64 %member, i64 1)
-  %donep = getelementptr i64, ptr %done, i64 %i
-  store i64 %steps_done, ptr %donep, align 8
-  br label %claim
-end:
-  ret void
-}}
-"""
+def each_member(f: Function, lane: Value, struct: Struct, body: Callable[[Value, Value], object]) -> None:
+    """Take one member after another until none is left. The body gets its position and its number, with its places set."""
+    counter, count, members, places, place_count = struct.loads(f, lane, "next", "count", "members", "places", "place_count")
+
+    def take(_: Value) -> None:
+        position = f.assign(I64, f"atomicrmw add {counter}, i64 1 monotonic")
+        f.return_if(f.compare("sge", position, count))
+        member = f.load(I64, f.address(members, position, I64))
+
+        def place(k: Value) -> None:
+            word, first, stride = PLACE.loads(f, f.address(places, f.mul(k, PLACE.size), I64))
+            f.store(f.add(first, f.mul(member, stride)), word)
+
+        f.each(place_count, place)
+        body(position, member)
+
+    f.repeat(take)
+
+
+def write_lane(module: Module) -> None:
+    """``lane(lanes, part)``: the thread with this number takes one member after another."""
+    f = Function(module, "lane", [(PTR, "lanes"), (I64, "part")])
+    own = f.address(f.arguments[0], f.mul(f.arguments[1], LANE.size), I64)
+    job, done, copies, copy_count = LANE.loads(f, own, "job", "done", "copies", "copy_count")
+
+    def copy_rows(member: Value, back: bool) -> None:
+        def copy(k: Value) -> None:
+            target, rows, nbytes = COPY.loads(f, f.address(copies, f.mul(k, COPY.size), I64))
+            row = f.address(rows, f.mul(member, nbytes), Type("i8"))
+            _copy(f, row if back else target, target if back else row, nbytes)
+
+        f.each(copy_count, copy)
+
+    def run(position: Value, member: Value) -> None:
+        copy_rows(member, back=False)
+        count = f.invoke("steps", I64, job)
+        copy_rows(member, back=True)
+        f.store(count, f.address(done, position, I64))
+
+    each_member(f, own, LANE, run)
+    module.add(f)

@@ -25,10 +25,9 @@ from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.runtime.epoch import SOURCES
 from chains.backends.native.runtime.shared import gatherer
-from chains.program.view import concrete
 
 if TYPE_CHECKING:
-    from chains.backends.native.binding import NativeBinding
+    from chains.backends.native.binding import BoundCode
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 OTHER: dict[np.dtype[Any], np.dtype[Any]] = {SINGLE: DOUBLE, DOUBLE: SINGLE}
@@ -47,26 +46,27 @@ _NEW_FUNCTION = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_o
 
 
 def python_function(
-    binding: NativeBinding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str], *, single: bool = False
+    binding: BoundCode, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str], *, single: bool = False
 ) -> Callable[..., Any] | None:
     """A function whose call ``function(*ins, *outs)`` runs the program of a binding on these arrays.
 
     Inputs may also be of the type in `ins`, or, where that is the program's own, of the other float type. A call returns None
     where it declines its arguments. Instead of an output, None may be passed; the call then makes a new
-    array. The call returns the output, or a tuple of several. If the program has a value, it comes first, as a float. With
-    `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not available.
+    array. The call returns the output, or a tuple of several. If the program has a value, and it is no output, it comes first,
+    as a float. With `single`, the arrays of a batch of one have no batch axis. Returns None where such functions are not
+    available.
     """
     buffers = [binding.program.buffers[name] for name in (*ins, *outs)]
     if (api := _api()) is None or any(buffer.dtype not in OTHER for buffer in buffers) or len(outs) > MAX_RESULTS:
         return None
-    value, at = binding.arrays.get("value"), binding.addresses
+    value, at = None if "value" in outs else binding.arrays.get("value"), binding.addresses
     call = CALL.pack(
         run=binding.run_address, words=binding.words_address, ndarray=id(np.ndarray), none=id(None),
         inputs=len(ins), arrays=len(buffers),
         value=0 if value is None else at["value"], is_single=value is not None and value.itemsize == 4,
         **api,
     )  # fmt: skip
-    shapes = [concrete(buffer.shape[int(single and buffer.batched) :], binding.batch) for buffer in buffers]
+    shapes = [binding.shape(buffer.name)[int(single and buffer.batched) :] for buffer in buffers]
     slots = [binding.slots(buffer.name) for buffer in buffers]
     lists = np.array([number for both in zip(shapes, slots, strict=True) for part in both for number in part], np.int64)
     next_list = lists.ctypes.data
@@ -240,14 +240,14 @@ def _fits(module: Module) -> Function:
     def lengths(rank: Value) -> Value:
         own, wanted = ARRAY_OBJECT.load(f, thing, "lengths"), ARRAY.load(f, array, "lengths")
 
-        def same(k: Value, carried: list[Value]) -> list[Value]:
+        def same(k: Value, good: Value) -> Value:
             equal = f.compare("eq", f.load(I64, f.address(own, k, I64)), f.load(I64, f.address(wanted, k, I64)))
-            return [f.select(equal, carried[0], integer(0))]
+            return f.select(equal, good, integer(0))
 
-        return f.loop(integer(0), rank, 1, same, [integer(1)])[1][0]
+        return f.fold(rank, integer(1), same)
 
     exact = f.compare("eq", ARRAY_OBJECT.load(f, thing, "type"), ndarray)
-    f.line(f"ret {f.either(exact, layout, lambda: integer(0))}")
+    f.returns(f.either(exact, layout, lambda: integer(0)))
     return f
 
 
@@ -266,16 +266,16 @@ def _apart(module: Module) -> Function:
     start, stop = extent(k)
     none = CALL.load(f, words, "none")
 
-    def disjoint(other: Value, carried: list[Value]) -> list[Value]:
+    def disjoint(other: Value, good: Value) -> Value:
         def compare() -> Value:
             first, last = extent(other)
             overlap = f.binary("and", f.compare("ult", start, last), f.compare("ult", first, stop))
-            return f.select(overlap, integer(0), carried[0])
+            return f.select(overlap, integer(0), good)
 
         given = f.compare("ne", _object(f, objects, other), none)
-        return [f.either(given, compare, lambda: carried[0])]
+        return f.either(given, compare, lambda: good)
 
-    f.line(f"ret {f.loop(integer(0), k, 1, disjoint, [integer(1)])[1][0]}")
+    f.returns(f.fold(k, integer(1), disjoint))
     return f
 
 
@@ -285,44 +285,43 @@ def _enter(module: Module) -> Function:
     self, objects, count = f.arguments
     results = f.assign(PTR, f"alloca [{MAX_RESULTS} x ptr], align 8")
     words = ARRAY_OBJECT.load(f, self, "data")
-    none, ndarray = CALL.load(f, words, "none"), CALL.load(f, words, "ndarray")
-    inputs, arrays = CALL.load(f, words, "inputs"), CALL.load(f, words, "arrays")
+    none, ndarray, inputs, arrays = CALL.loads(f, words, "none", "ndarray", "inputs", "arrays")
 
     def fits(k: Value, other: str) -> Value:
         array = _array(f, words, k)
         descr = ARRAY.load(f, array, other)
-        return f.assign(I64, f"call i64 @fits({_object(f, objects, k)}, {array}, {ndarray}, {descr})")
+        return f.invoke("fits", I64, _object(f, objects, k), array, ndarray, descr)
 
     def all_fit() -> Value:
-        def input(k: Value, carried: list[Value]) -> list[Value]:
-            return [f.binary("and", carried[0], fits(k, "other_descr"))]
+        def input(k: Value, good: Value) -> Value:
+            return f.binary("and", good, fits(k, "other_descr"))
 
-        def output(k: Value, carried: list[Value]) -> list[Value]:
+        def output(k: Value, good: Value) -> Value:
             def own() -> Value:
-                return f.either(
-                    f.compare("eq", fits(k, "descr"), integer(1)),
-                    lambda: f.assign(I64, f"call i64 @apart({words}, {objects}, {k})"),
-                    lambda: integer(0),
-                )
+                fit = f.compare("eq", fits(k, "descr"), integer(1))
+                return f.either(fit, lambda: f.invoke("apart", I64, words, objects, k), lambda: integer(0))
 
             given = f.compare("ne", _object(f, objects, k), none)
-            return [f.binary("and", carried[0], f.either(given, own, lambda: integer(1)))]
+            return f.binary("and", good, f.either(given, own, lambda: integer(1)))
 
-        read = f.loop(integer(0), inputs, 1, input, [integer(1)])[1][0]
+        read = f.compare("eq", f.fold(inputs, integer(1), input), integer(1))
         # Outputs are compared with inputs, so the inputs must be known to be arrays.
-        return f.either(
-            f.compare("eq", read, integer(1)), lambda: f.loop(inputs, arrays, 1, output, [integer(1)])[1][0], lambda: integer(0)
-        )
+        return f.either(read, lambda: f.fold(arrays, integer(1), output, inputs), lambda: integer(0))
 
     good = f.either(f.compare("eq", count, arrays), all_fit, lambda: integer(0))
 
     def decline() -> Value:
-        f.line(f"call void {CALL.load(f, words, 'incref').text}({none})")
+        f.invoke(CALL.load(f, words, "incref"), None, none)
         return none
 
     answer = f.either(f.compare("eq", good, integer(1)), lambda: _Answer(f, words, objects, results).write(), decline)
-    f.line(f"ret {answer}")
+    f.returns(answer)
     return f
+
+
+def set_slots(f: Function, slots: Value, count: Value, data: Value) -> None:
+    """Write an address to all places where a program looks for it."""
+    f.each(count, lambda k: f.store(data, f.load(PTR, f.address(slots, k, I64))))
 
 
 class _Answer:
@@ -336,7 +335,7 @@ class _Answer:
 
     def write(self) -> Value:
         f = self.f
-        complete = f.loop(integer(0), self.made, 1, self._make, [integer(1)])[1][0]
+        complete = f.fold(self.made, integer(1), self._make)
         return f.either(f.compare("eq", complete, integer(1)), self._run, self._forget)
 
     def _word(self, name: str) -> Value:
@@ -346,7 +345,7 @@ class _Answer:
         """The number of an output among the arrays."""
         return self.f.binary("add", self.inputs, k)
 
-    def _make(self, k: Value, carried: list[Value]) -> list[Value]:
+    def _make(self, k: Value, good: Value) -> Value:
         """Make output k, unless it is given."""
         f = self.f
         array, given = _array(f, self.words, self._output(k)), _object(f, self.objects, self._output(k))
@@ -354,51 +353,45 @@ class _Answer:
         def fresh() -> Value:
             rank = f.cast("trunc", ARRAY.load(f, array, "dimensions"), I32)
             kind = f.cast("trunc", ARRAY.load(f, array, "type_number"), I32)
-            operands = f"{self._word('ndarray')}, {rank}, {ARRAY.load(f, array, 'lengths')}, {kind}"
-            new = self._word("new_array").text
-            return f.assign(PTR, f"call ptr {new}({operands}, ptr null, ptr null, i32 0, i32 0, ptr null)")
+            ndarray, lengths, null = self._word("ndarray"), ARRAY.load(f, array, "lengths"), self.null
+            rest = (null, null, "i32 0", "i32 0", null)
+            return f.invoke(self._word("new_array"), PTR, ndarray, rank, lengths, kind, *rest)
 
         def passed() -> Value:
-            f.line(f"call void {self._word('incref').text}({given})")
+            f.invoke(self._word("incref"), None, given)
             return given
 
         result = f.either(f.compare("eq", given, self.none), fresh, passed)
         f.store(result, f.address(self.results, k, I64))
-        return [f.select(f.compare("eq", result, self.null), integer(0), carried[0])]
+        return f.select(f.compare("eq", result, self.null), integer(0), good)
 
     def _place(self, array: Value, data: Value) -> None:
         """Write the address of an array to all places where the program looks for it."""
-        f = self.f
-        slots = ARRAY.load(f, array, "slots")
+        slots, count = ARRAY.loads(self.f, array, "slots", "slot_count")
+        set_slots(self.f, slots, count, data)
 
-        def store(k: Value, _: list[Value]) -> None:
-            f.store(data, f.load(PTR, f.address(slots, k, I64)))
-
-        f.loop(integer(0), ARRAY.load(f, array, "slot_count"), 1, store)
-
-    def _place_input(self, k: Value, _: list[Value]) -> None:
+    def _place_input(self, k: Value) -> None:
         f = self.f
         array, thing = _array(f, self.words, k), _object(f, self.objects, k)
         data = ARRAY_OBJECT.load(f, thing, "data")
 
         def converted() -> Value:
-            own = ARRAY.load(f, array, "own")
-            operands = f"{data}, {own}, {self._word('zero')}, i64 1, {ARRAY.load(f, array, 'elements')}"
-            f.line(f"call void {ARRAY.load(f, array, 'convert').text}({operands})")
+            own, elements, convert = ARRAY.loads(f, array, "own", "elements", "convert")
+            f.invoke(convert, None, data, own, self._word("zero"), "i64 1", elements)
             return own
 
         other = f.compare("eq", ARRAY_OBJECT.load(f, thing, "descr"), ARRAY.load(f, array, "other_descr"))
         self._place(array, f.either(other, converted, lambda: data))
 
-    def _place_output(self, k: Value, _: list[Value]) -> None:
+    def _place_output(self, k: Value) -> None:
         array = _array(self.f, self.words, self._output(k))
         self._place(array, ARRAY_OBJECT.load(self.f, _object(self.f, self.results, k), "data"))
 
     def _run(self) -> Value:
         f = self.f
-        f.loop(integer(0), self.inputs, 1, self._place_input)
-        f.loop(integer(0), self.made, 1, self._place_output)
-        f.line(f"call void {self._word('run').text}({self._word('words')})")
+        f.each(self.inputs, self._place_input)
+        f.each(self.made, self._place_output)
+        f.invoke(self._word("run"), None, self._word("words"))
         address = self._word("value")
         valued = f.compare("ne", address, self.null)
         alone = f.binary("and", f.compare("eq", self.made, integer(1)), f.compare("eq", address, self.null))
@@ -409,17 +402,14 @@ class _Answer:
         f = self.f
         first = f.cast("zext", valued, I64)
         value = f.either(valued, lambda: self._read(address), lambda: number(Type("double"), 0.0))
-        answer = f.assign(PTR, f"call ptr {self._word('new_tuple').text}(i64 {f.binary('add', self.made, first).text})")
+        answer = f.invoke(self._word("new_tuple"), PTR, f.binary("add", self.made, first))
 
         def fill() -> Value:
             def put(k: Value, thing: Value) -> None:
-                f.assign(I32, f"call i32 {self._word('set_item').text}({answer}, {k}, {thing})")
+                f.invoke(self._word("set_item"), I32, answer, k, thing)
 
-            def put_value() -> None:
-                put(integer(0), f.assign(PTR, f"call ptr {self._word('new_float').text}({value})"))
-
-            f.when(valued, put_value)
-            f.loop(integer(0), self.made, 1, lambda k, _: put(f.binary("add", k, first), _object(f, self.results, k)))
+            f.when(valued, lambda: put(integer(0), f.invoke(self._word("new_float"), PTR, value)))
+            f.each(self.made, lambda k: put(f.binary("add", k, first), _object(f, self.results, k)))
             return answer
 
         return f.either(f.compare("ne", answer, self.null), fill, self._forget)
@@ -436,10 +426,5 @@ class _Answer:
 
     def _forget(self) -> Value:
         """Drop the outputs."""
-        f = self.f
-
-        def drop(k: Value, _: list[Value]) -> None:
-            f.line(f"call void {self._word('decref').text}({_object(f, self.results, k)})")
-
-        f.loop(integer(0), self.made, 1, drop)
+        self.f.each(self.made, lambda k: self.f.invoke(self._word("decref"), None, _object(self.f, self.results, k)))
         return self.null

@@ -15,7 +15,7 @@ from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, V
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.runtime.epoch import PLACE
+from chains.backends.native.runtime.epoch import each_member
 
 DOUBLE = Type("double")
 EPSILON = 2.0**-52
@@ -81,7 +81,7 @@ class _Fit:
         return FIT.load(self.f, self.fit, name)
 
     def set(self, name: str, value: Value) -> None:
-        FIT.store(self.f, self.fit, name, value)
+        FIT.store(self.f, self.fit, **{name: value})
 
     def _number_at(self, name: str) -> Value:
         return self.f.address(self.get("numbers"), integer(NUMBERS.index(name)), DOUBLE)
@@ -102,17 +102,13 @@ class _Fit:
     def constant(self, value: float) -> Value:
         return number(DOUBLE, value)
 
-    def each(self, count: Value, body: Callable[[Value], None]) -> None:
-        self.f.loop(integer(0), count, 1, lambda i, _: body(i))
-
     def total(self, count: Value, term: Callable[[Value], Value]) -> Value:
         """The sum of a term for each parameter."""
-        add = lambda i, sums: [self.f.binary("fadd", sums[0], term(i))]  # noqa: E731
-        return self.f.loop(integer(0), count, 1, add, [self.constant(0.0)])[1][0]
+        return self.f.fold(count, self.constant(0.0), lambda i, total: self.plus(total, term(i)))
 
     def most(self, count: Value, term: Callable[[Value], Value]) -> Value:
         """The largest of the terms, at least 0; a NaN is not seen."""
-        return self.f.loop(integer(0), count, 1, lambda i, c: [self.larger(term(i), c[0])], [self.constant(0.0)])[1][0]
+        return self.f.fold(count, self.constant(0.0), lambda i, most: self.larger(term(i), most))
 
     def larger(self, a: Value, b: Value) -> Value:
         return self.f.select(self.f.compare("ogt", a, b), a, b)
@@ -142,8 +138,7 @@ class _Fit:
         return self.f.compare("olt", self.size_of(a), self.constant(float("inf")))
 
     def call(self, name: str, result: Type, *others: Value) -> Value:
-        operands = ", ".join(map(str, (self.fit, *others)))
-        return self.f.assign(result, f"call {result} @{name}({operands})")
+        return self.f.invoke(name, result, self.fit, *others)
 
     def length(self, vector: Value) -> Value:
         return self.call("length", DOUBLE, vector)
@@ -158,8 +153,8 @@ class _Fit:
 
         def term(i: Value) -> Value:
             row, own = self.f.address(matrix, self.f.mul(i, ld), DOUBLE), self.at(vector, i)
-            add = lambda k, sums: [self.f.fma(self.at(row, k), self.at(vector, k), sums[0])]  # noqa: E731
-            above = self.f.loop(self.f.add(i, 1), n, 1, add, [self.constant(0.0)])[1][0]
+            add = lambda k, total: self.f.fma(self.at(row, k), self.at(vector, k), total)  # noqa: E731
+            above = self.f.fold(n, self.constant(0.0), add, self.f.add(i, 1))
             return self.times(own, self.f.fma(self.at(row, i), own, self.times(self.constant(2.0), above)))
 
         return self.total(n, term)
@@ -185,29 +180,6 @@ class _Fit:
     def any_of(self, a: Value, b: Value) -> Value:
         return self.f.binary("or", a, b)
 
-    def inverse_of(self, a: Value) -> Value:
-        return self.f.assign(a.type, f"xor {a}, true")
-
-    def returns(self, value: Value) -> None:
-        self.f.line(f"ret {value}")
-
-    def forever(self, body: Callable[[], None]) -> None:
-        """Repeat the body, which returns from the function in the end."""
-        head = self.f.label("again")
-        self.f.jump(head)
-        self.f.begin(head)
-        body()
-        self.f.jump(head)
-        self.f.begin(self.f.label("never"))
-        self.f.line("unreachable")
-
-    def return_if(self, condition: Value, value: Callable[[], Value]) -> None:
-        yes, no = self.f.label("return"), self.f.label("further")
-        self.f.branch(condition, yes, no)
-        self.f.begin(yes)
-        self.returns(value())
-        self.f.begin(no)
-
 
 def _length(module: Module) -> Function:
     """The sum of `scale` times the squares of a vector."""
@@ -218,7 +190,7 @@ def _length(module: Module) -> Function:
         x = w.at(vector, i)
         return w.times(x, w.times(w.at(scale, i), x))
 
-    w.returns(w.total(w.get("n"), term))
+    w.f.returns(w.total(w.get("n"), term))
     return w.f
 
 
@@ -246,7 +218,7 @@ def _factored(module: Module) -> Function:
 
         f.when(f.compare("slt", i, n), parameter)
 
-    w.each(size, copy)
+    f.each(size, copy)
 
     def block(first: Value, _: list[Value]) -> None:
         targets = [row(f.add(first, r)) for r in range(rows)]
@@ -277,7 +249,7 @@ def _factored(module: Module) -> Function:
         f.loop(rest, ld, lanes, columns(1))
         for r in range(rows):
             diagonal = w.at(targets[r], f.add(first, r))
-            w.return_if(w.inverse_of(f.compare("ogt", diagonal, w.constant(0.0))), lambda: integer(0))
+            f.return_if(f.inverse(f.compare("ogt", diagonal, w.constant(0.0))), lambda: integer(0))
             inverse = w.over(w.constant(1.0), w.root(diagonal))
             factors = [w.times(w.at(targets[r], f.add(first, s)), inverse) for s in range(r + 1, rows)]
             spread = [f.splat(w.negated(each), lanes) for each in factors]
@@ -296,7 +268,7 @@ def _factored(module: Module) -> Function:
             f.loop(first, ld, lanes, eliminate_below)
 
     f.loop(integer(0), size, rows, block)
-    w.returns(integer(1))
+    f.returns(integer(1))
     return f
 
 
@@ -307,18 +279,18 @@ def _solved(module: Module) -> Function:
     vector = Type("double", lanes)
     size, ld, u, d = (w.get(name) for name in ("size", "ld", "factor", "d"))
 
-    def factor(_: Value, done: list[Value]) -> list[Value]:
+    def factor(_: Value, done: Value) -> Value:
         def attempt() -> Value:
             damping = w.get("damping")
             positive = w.call("factored", I64, damping)
             w.set("damping", f.select(f.compare("eq", positive, integer(1)), damping, w.times(damping, w.constant(10.0))))
             return positive
 
-        return [f.either(f.compare("eq", done[0], integer(0)), attempt, lambda: integer(1))]
+        return f.either(f.compare("eq", done, integer(0)), attempt, lambda: integer(1))
 
-    done = f.loop(integer(0), w.get("max_factorings"), 1, factor, [integer(0)])[1][0]
-    w.return_if(f.compare("eq", done, integer(0)), lambda: integer(0))
-    w.each(ld, lambda i: w.write(d, i, w.constant(0.0)))
+    done = f.fold(w.get("max_factorings"), integer(0), factor)
+    f.return_if(f.compare("eq", done, integer(0)), lambda: integer(0))
+    f.each(ld, lambda i: w.write(d, i, w.constant(0.0)))
     last = f.add(size, -1)
 
     def back(k: Value, _: list[Value]) -> None:
@@ -337,7 +309,7 @@ def _solved(module: Module) -> Function:
 
     f.loop(integer(0), size, 1, back)
     w.set("tried", w.length(d))
-    w.returns(integer(1))
+    f.returns(integer(1))
     return f
 
 
@@ -354,7 +326,7 @@ def _look(module: Module) -> Function:
     w.put("size", _size(w))
     for name in ("largest", "recent"):
         w.put(name, w.larger(w.number("size"), w.number(name)))
-    w.each(n, lambda i: w.write(largest, i, w.larger(w.diagonal(i), w.at(largest, i))))
+    f.each(n, lambda i: w.write(largest, i, w.larger(w.diagonal(i), w.at(largest, i))))
     top = w.times(w.get("min_scale"), w.most(n, lambda i: w.times(w.at(largest, i), w.at(squares, i))))
 
     def rescale(i: Value) -> None:
@@ -364,9 +336,9 @@ def _look(module: Module) -> Function:
         w.write(slope, i, f.select(held, zero, w.at(g, i)))
         f.when(held, lambda: _leave_out(w, i))
 
-    w.each(n, rescale)
+    f.each(n, rescale)
     size = w.plus(w.total(n, lambda i: w.size_of(w.at(g, i))), w.size_of(w.number("value")))
-    w.returns(f.cast("zext", w.is_finite(size), I64))
+    f.returns(f.cast("zext", w.is_finite(size), I64))
     return f
 
 
@@ -375,7 +347,7 @@ def _note_sizes(w: _Fit) -> None:
     f, n, start, zero, one = w.f, w.get("n"), w.get("start"), w.constant(0.0), w.constant(1.0)
     used: Callable[[Any], Any] = lambda i: f.compare("une", w.diagonal(i), zero)  # noqa: E731
     w.put("used", w.larger(w.total(n, lambda i: f.select(used(i), one, zero)), one))
-    w.each(n, lambda i: w.write(start, i, f.select(used(i), w.at(start, i), zero)))
+    f.each(n, lambda i: w.write(start, i, f.select(used(i), w.at(start, i), zero)))
     _set_sizes(w)
 
 
@@ -391,11 +363,11 @@ def _set_radius(w: _Fit) -> None:
 
 def _begin_again(w: _Fit) -> None:
     """Let the point be the start."""
-    n, zero = w.get("n"), w.constant(0.0)
+    f, n, zero = w.f, w.get("n"), w.constant(0.0)
     for name in ("recent", "used"):
         w.put(name, zero)
-    w.each(n, lambda i: w.write(w.get("largest"), i, zero))
-    w.each(n, lambda i: w.write(w.get("start"), i, w.at(w.get("at"), i)))
+    f.each(n, lambda i: w.write(w.get("largest"), i, zero))
+    f.each(n, lambda i: w.write(w.get("start"), i, w.at(w.get("at"), i)))
     w.call("look", I64)
     _set_radius(w)
 
@@ -405,10 +377,10 @@ def _set_sizes(w: _Fit) -> None:
     f, n, zero = w.f, w.get("n"), w.constant(0.0)
     start, squares, sizes = w.get("start"), w.get("squares"), w.get("sizes")
     w.set("least", w.times(w.number("used"), w.constant(EPSILON)))
-    w.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
+    f.each(n, lambda i: w.write(squares, i, w.times(w.at(start, i), w.at(start, i))))
     mean = w.over(w.total(n, lambda i: w.at(squares, i)), w.number("used"))
     mean = f.select(f.compare("oeq", mean, zero), w.constant(1.0), mean)
-    w.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
+    f.each(n, lambda i: w.write(sizes, i, w.larger(w.at(squares, i), mean)))
 
 
 def _promised(w: _Fit) -> Value:
@@ -434,7 +406,7 @@ def _size(w: _Fit) -> Value:
 def _leave_out(w: _Fit, i: Value) -> None:
     """Let the row and the column of a parameter be those of the unit matrix."""
     f, n, ld, matrix, zero = w.f, w.get("n"), w.get("ld"), w.get("matrix"), w.constant(0.0)
-    w.each(i, lambda k: w.write(matrix, f.add(f.mul(k, ld), i), zero))
+    f.each(i, lambda k: w.write(matrix, f.add(f.mul(k, ld), i), zero))
     row = f.address(matrix, f.mul(i, ld), DOUBLE)
     f.loop(i, n, 1, lambda k, _: w.write(row, k, zero))
     w.write(row, i, w.constant(1.0))
@@ -450,7 +422,7 @@ def _trial(module: Module) -> Function:
     longer = w.root(w.over(w.number("tried"), radius))
     w.set("damping", w.larger(w.times(w.number("damping"), longer), least))
 
-    def correct(k: Value, going: list[Value]) -> list[Value]:
+    def correct(k: Value, going: Value) -> Value:
         def solve() -> Value:
             good = w.call("solved", I64)
 
@@ -462,10 +434,10 @@ def _trial(module: Module) -> Function:
                 last = f.compare("eq", k, w.get("max_corrections"))
 
                 def improve() -> Value:
-                    w.each(ld, lambda i: w.write(scaled, i, w.constant(0.0)))
-                    w.each(n, lambda i: w.write(scaled, i, w.times(w.at(scale, i), w.at(d, i))))
+                    f.each(ld, lambda i: w.write(scaled, i, w.constant(0.0)))
+                    f.each(n, lambda i: w.write(scaled, i, w.times(w.at(scale, i), w.at(d, i))))
 
-                    def forward(i: Value, total: list[Value]) -> list[Value]:
+                    def forward(i: Value, total: Value) -> Value:
                         row = f.address(u, f.mul(i, ld), DOUBLE)
                         z = w.over(w.at(scaled, i), w.at(row, i))
                         first = f.mul(f.assign(I64, f"sdiv {i}, {lanes}"), lanes)
@@ -476,9 +448,9 @@ def _trial(module: Module) -> Function:
                             f.store(f.fma(factor, f.load(vector, f.address(row, c, DOUBLE)), f.load(vector, place)), place)
 
                         f.loop(first, size, lanes, below)
-                        return [f.fma(z, z, total[0])]
+                        return f.fma(z, z, total)
 
-                    curvature = f.loop(integer(0), n, 1, forward, [w.constant(0.0)])[1][0]
+                    curvature = f.fold(n, w.constant(0.0), forward)
                     change = w.over(w.times(length, excess), curvature)
                     w.set("damping", w.larger(w.plus(damping, change), least))
                     return integer(1)
@@ -487,12 +459,12 @@ def _trial(module: Module) -> Function:
 
             return f.either(f.compare("eq", good, integer(1)), judge, lambda: integer(-1))
 
-        return [f.either(f.compare("eq", going[0], integer(1)), solve, lambda: going[0])]
+        return f.either(f.compare("eq", going, integer(1)), solve, lambda: going)
 
-    going = f.loop(integer(0), f.add(w.get("max_corrections"), 1), 1, correct, [integer(1)])[1][0]
+    going = f.fold(f.add(w.get("max_corrections"), 1), integer(1), correct)
     w.put("damping", w.get("damping"))
     w.put("tried", w.get("tried"))
-    w.returns(f.cast("zext", f.compare("eq", going, integer(0)), I64))
+    f.returns(f.cast("zext", f.compare("eq", going, integer(0)), I64))
     return f
 
 
@@ -503,9 +475,9 @@ def _converged(module: Module) -> Function:
     value, no = w.number("value"), integer(0)
     floor = w.get("floor")
     zero = w.times(floor, w.larger(w.number("size"), w.times(floor, w.number("largest"))))
-    w.return_if(f.compare("ole", value, zero), lambda: integer(1))
+    f.return_if(f.compare("ole", value, zero), lambda: integer(1))
     little = w.times(w.get("promise"), w.number("size"))
-    w.return_if(w.inverse_of(f.compare("ole", w.number("promised"), little)), lambda: no)
+    f.return_if(f.inverse(f.compare("ole", w.number("promised"), little)), lambda: no)
     kept = {name: w.number(name) for name in ("damping", "tried")}
     solved = w.call("trial", I64)
     promised = w.whole_promise(w.total(w.get("n"), lambda i: w.times(w.at(d, i), w.at(slope, i))))
@@ -513,7 +485,7 @@ def _converged(module: Module) -> Function:
         w.put(name, number_)
     most = w.smaller(little, w.times(w.get("rest"), value))
     ends = w.both(f.compare("eq", solved, integer(1)), f.compare("ole", promised, most))
-    w.returns(f.cast("zext", ends, I64))
+    f.returns(f.cast("zext", ends, I64))
     return f
 
 
@@ -526,19 +498,19 @@ def _step(module: Module) -> Function:
     w.set("most", zero)
 
     def attempt() -> None:
-        w.return_if(f.compare("eq", w.call("trial", I64), integer(0)), lambda: integer(SINGULAR))
+        f.return_if(f.compare("eq", w.call("trial", I64), integer(0)), lambda: integer(SINGULAR))
 
-        def move(i: Value, outside: list[Value]) -> list[Value]:
+        def move(i: Value, outside: Value) -> Value:
             beyond = w.plus(w.at(at, i), w.at(d, i))
             within = w.smaller(w.larger(beyond, w.at(low, i)), w.at(high, i))
             w.write(p, i, within)
-            return [f.add(outside[0], f.cast("zext", f.compare("une", within, beyond), I64))]
+            return f.add(outside, f.cast("zext", f.compare("une", within, beyond), I64))
 
-        clipped = f.compare("ne", f.loop(integer(0), n, 1, move, [integer(0)])[1][0], integer(0))
+        clipped = f.compare("ne", f.fold(n, integer(0), move), integer(0))
         damping, tried, value = w.number("damping"), w.number("tried"), w.number("value")
 
         def projected() -> list[Value]:
-            w.each(n, lambda i: w.write(d, i, w.minus(w.at(p, i), w.at(at, i))))
+            f.each(n, lambda i: w.write(d, i, w.minus(w.at(p, i), w.at(at, i))))
             down = w.total(n, lambda i: w.times(w.at(d, i), w.at(slope, i)))
             half = w.times(w.constant(0.5), w.curvature(d))
             return [w.length(d), down, w.minus(w.negated(down), half)]
@@ -551,13 +523,13 @@ def _step(module: Module) -> Function:
         w.set("most", w.larger(promised, w.get("most")))
         enough = f.compare("ogt", promised, w.times(epsilon, value))
         here = w.times(w.constant(EPSILON**2), w.length(at))
-        ended = w.any_of(f.compare("ule", length, here), w.inverse_of(w.any_of(clipped, enough)))
+        ended = w.any_of(f.compare("ule", length, here), f.inverse(w.any_of(clipped, enough)))
 
         def explain() -> Value:
             rounding = w.plus(here, w.times(w.constant(EPSILON**0.5), value))
             return f.select(f.compare("ole", w.get("most"), rounding), integer(PRECISE), integer(STUCK))
 
-        w.return_if(ended, explain)
+        f.return_if(ended, explain)
 
         def judge() -> Value:
             f.line(f"call void {w.get('run_value').text}({w.get('value_words')})")
@@ -585,7 +557,7 @@ def _step(module: Module) -> Function:
             )
 
         def accept(fall: Value) -> Value:
-            w.each(n, lambda i: w.write(at, i, w.at(p, i)))
+            f.each(n, lambda i: w.write(at, i, w.at(p, i)))
             good = w.call("look", I64)
             shrunk = f.compare("olt", w.number("size"), w.times(w.get("forget"), w.number("recent")))
             f.when(shrunk, lambda: _begin_again(w))
@@ -597,9 +569,9 @@ def _step(module: Module) -> Function:
             return integer(-1)
 
         status = f.either(enough, judge, shorten)
-        w.return_if(f.compare("sge", status, integer(0)), lambda: status)
+        f.return_if(f.compare("sge", status, integer(0)), lambda: status)
 
-    w.forever(attempt)
+    f.repeat(lambda _: attempt())
     return f
 
 
@@ -608,7 +580,7 @@ def _advance(module: Module) -> Function:
     w = _Fit(module, "advance", "i64")
     f, n, zero = w.f, w.get("n"), w.constant(0.0)
     p, at, g = (w.get(name) for name in ("p", "at", "g"))
-    w.each(n, lambda i: w.write(p, i, w.at(at, i)))
+    f.each(n, lambda i: w.write(p, i, w.at(at, i)))
     f.when(f.compare("one", w.number("used"), zero), lambda: _set_sizes(w))
     good = w.call("look", I64)
 
@@ -635,15 +607,15 @@ def _advance(module: Module) -> Function:
         reason = w.call("step", I64)
         return check(f.either(f.compare("eq", reason, integer(0)), moved, lambda: reason))
 
-    def iterate(_: Value, status: list[Value]) -> list[Value]:
-        return [f.either(f.compare("eq", status[0], integer(RUNNING)), further, lambda: status[0])]
+    def iterate(_: Value, status: Value) -> Value:
+        return f.either(f.compare("eq", status, integer(RUNNING)), further, lambda: status)
 
     first = check(f.select(f.compare("eq", good, integer(1)), integer(RUNNING), integer(INFINITE)))
-    status = f.loop(integer(0), w.get("iterations"), 1, iterate, [first])[1][0]
+    status = f.fold(w.get("iterations"), first, iterate)
     w.put("status", f.cast("sitofp", status, DOUBLE))
     found = w.get("found")
-    w.each(n, lambda i: w.write(found, i, w.at(g, i)))
-    w.returns(status)
+    f.each(n, lambda i: w.write(found, i, w.at(g, i)))
+    f.returns(status)
     return f
 
 
@@ -651,23 +623,5 @@ def _fits(module: Module) -> Function:
     """``fits(fits, part)``: the thread with this number takes one member after another."""
     f = Function(module, "fits", [(PTR, "all"), (I64, "part")])
     fit = f.address(f.arguments[0], f.mul(f.arguments[1], FIT.size), I64)
-    counter, count = FIT.load(f, fit, "next"), FIT.load(f, fit, "count")
-    claim, begin, end = f.label("claim"), f.label("begin"), f.label("end")
-    f.jump(claim)
-    f.begin(claim)
-    i = f.assign(I64, f"atomicrmw add {counter}, i64 1 monotonic")
-    f.branch(f.compare("slt", i, count), begin, end)
-    f.begin(begin)
-    member = f.load(I64, f.address(FIT.load(f, fit, "members"), i, I64))
-
-    def place(k: Value, _: list[Value]) -> None:
-        words = f.address(FIT.load(f, fit, "places"), f.mul(k, PLACE.size), I64)
-        address = f.add(PLACE.load(f, words, "first"), f.mul(member, PLACE.load(f, words, "stride")))
-        f.store(address, PLACE.load(f, words, "word"))
-
-    f.loop(integer(0), FIT.load(f, fit, "place_count"), 1, place)
-    f.assign(I64, f"call i64 @advance({fit})")
-    f.jump(claim)
-    f.begin(end)
-    f.line("ret void")
+    each_member(f, fit, FIT, lambda _, member: f.invoke("advance", I64, fit))
     return f

@@ -15,12 +15,14 @@ from functools import cache
 
 import numpy as np
 
+from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.struct import Struct
 from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.support.threads import get_num_threads
 
+DOUBLE = Type("double")
 MULTIPLE = 8  # of rows and columns: a cache line
 PARTS_OF_THREAD = 4  # so that a thread that the system holds up does less
 MIN_SHARED_ENTRIES = 1 << 15  # of a matrix that several threads change: ten microseconds' work
@@ -45,82 +47,49 @@ JOB = Struct(
 
 def assembly(own: Processor) -> str:
     """The function `symmetric_part(job, part)`."""
-    lanes = own.lanes(8)
-    block = 4 if own.registers >= 32 else 2  # rows that share what is loaded of a, b, y and g
-    rows = range(block)
-    vector = f"<{lanes} x double>"
+    module, vector, block = Module(), Type("double", own.lanes(8)), 4 if own.registers >= 32 else 2
+    f = Function(module, "symmetric_part", [(PTR, "job"), (I64, "part")])
+    job = dict(zip(JOB.positions, JOB.loads(f, f.arguments[0]), strict=True))
+    size = job["size"]
+    first = f.mul(f.arguments[1], job["rows"])
+    add = f"llvm.vector.reduce.fadd.{vector.mangled}"
 
-    def splat(name: str, pointer: str, number: str = "") -> str:
-        address = f"  %{name}_at = getelementptr double, ptr %{pointer}, i64 {number}\n" if number else ""
-        source = f"{name}_at" if number else pointer
-        return (
-            f"{address}  %{name}_one = load double, ptr %{source}, align 8\n"
-            f"  %{name}_first = insertelement {vector} poison, double %{name}_one, i64 0\n"
-            f"  %{name} = shufflevector {vector} %{name}_first, {vector} poison, <{lanes} x i32> zeroinitializer"
-        )
+    def load(array: Value, j: Value) -> Value:
+        return f.load(vector, f.address(array, j, DOUBLE), aligned=True)
 
-    def load(name: str) -> str:
-        return (
-            f"  %{name}_at = getelementptr double, ptr %{name}, i64 %j\n"
-            f"  %{name}_j = load {vector}, ptr %{name}_at, align {8 * lanes}"
-        )
+    def spread(array: Value, i: Value) -> Value:
+        return f.splat(f.load(DOUBLE, f.address(array, i, DOUBLE)), vector.lanes)
 
-    def fma(target: str, x: str, y: str, z: str) -> str:
-        return f"  %{target} = call {vector} @llvm.fma.v{lanes}f64({vector} %{x}, {vector} %{y}, {vector} %{z})"
+    def fma(a: Value, b: Value, c: Value) -> Value:
+        return f.intrinsic("fma", a, b, c)
 
-    begin, sums, body, end = [], [], [], []
-    for r in rows:
-        begin += [f"  %i{r} = add i64 %i, {r}", f"  %o{r} = mul i64 %i{r}, %size"]
-        begin += [f"  %row{r} = getelementptr double, ptr %matrix, i64 %o{r}"]
-        begin += [splat(f"la{r}", "signed_a", f"%i{r}"), splat(f"lb{r}", "signed_b", f"%i{r}")]
-        sums += [f"  %{v}{r} = phi {vector} [zeroinitializer, %begin], [%{v}{r}_next, %column]" for v in ("sy", "sg")]
-        body += [f"  %h{r}_at = getelementptr double, ptr %row{r}, i64 %j"]
-        body += [f"  %h{r} = load {vector}, ptr %h{r}_at, align {8 * lanes}"]
-        body += [f"  %scaled{r} = fmul {vector} %h{r}, %scales"]
-        body += [fma(f"half{r}", f"la{r}", "a_j", f"scaled{r}"), fma(f"new{r}", f"lb{r}", "b_j", f"half{r}")]
-        body += [f"  store {vector} %new{r}, ptr %h{r}_at, align {8 * lanes}"]
-        body += [fma(f"sy{r}_next", f"new{r}", "y_j", f"sy{r}"), fma(f"sg{r}_next", f"new{r}", "g_j", f"sg{r}")]
-        for v, out in (("sy", "product_y"), ("sg", "product_g")):
-            end += [f"  %{v}{r}_sum = call double @llvm.vector.reduce.fadd.v{lanes}f64(double -0.0, {vector} %{v}{r}_next)"]
-            end += [f"  %{v}{r}_out = getelementptr double, ptr %{out}, i64 %i{r}"]
-            end += [f"  store double %{v}{r}_sum, ptr %{v}{r}_out, align 8"]
-    lines = "\n".join
-    return f"""
-declare {vector} @llvm.fma.v{lanes}f64({vector}, {vector}, {vector})
-declare double @llvm.vector.reduce.fadd.v{lanes}f64(double, {vector})
+    scale = spread(job["scale"], integer(0))
 
-define void @symmetric_part(ptr %job, i64 %part) nounwind {{
-entry:
-{JOB.load_text("job")}
-{splat("scales", "scale")}
-  %first = mul i64 %part, %rows
-  %wanted = add i64 %first, %rows
-  %beyond = icmp sgt i64 %wanted, %size
-  %last = select i1 %beyond, i64 %size, i64 %wanted
-  br label %block
-block:
-  %i = phi i64 [%first, %entry], [%i_next, %done]
-  %more = icmp slt i64 %i, %last
-  br i1 %more, label %begin, label %end
-begin:
-{lines(begin)}
-  br label %column
-column:
-  %j = phi i64 [0, %begin], [%j_next, %column]
-{lines(sums)}
-{lines(map(load, "abyg"))}
-{lines(body)}
-  %j_next = add i64 %j, {lanes}
-  %inside = icmp slt i64 %j_next, %size
-  br i1 %inside, label %column, label %done
-done:
-{lines(end)}
-  %i_next = add i64 %i, {block}
-  br label %block
-end:
-  ret void
-}}
-"""
+    def rows_of_block(i: Value, _: list[Value]) -> None:
+        """Change rows that share what is loaded of a, b, y and g."""
+        numbers = [f.add(i, r) for r in range(block)]
+        places = [f.address(job["matrix"], f.mul(number, size), DOUBLE) for number in numbers]
+        signed = [[spread(job[name], k) for name in ("signed_a", "signed_b")] for k in numbers]
+
+        def column(j: Value, sums: list[Value]) -> list[Value]:
+            made: list[Value] = []
+            a, b, y, g = (load(job[name], j) for name in "abyg")
+            for r, (row, (la, lb)) in enumerate(zip(places, signed, strict=True)):
+                scaled = f.assign(vector, f"fmul {load(row, j)}, {scale.text}")  # rounded alone
+                new = fma(lb, b, fma(la, a, scaled))
+                f.store(new, f.address(row, j, DOUBLE), aligned=True)
+                made += [fma(new, y, sums[2 * r]), fma(new, g, sums[2 * r + 1])]
+            return made
+
+        zeros = [Value("zeroinitializer", vector)] * (2 * block)
+        sums = f.loop(integer(0), size, vector.lanes, column, zeros)[1]
+        for r, number in enumerate(numbers):
+            for total, name in zip(sums[2 * r : 2 * r + 2], ("product_y", "product_g"), strict=True):
+                f.store(f.call(add, DOUBLE, "double -0.0", total), f.address(job[name], number, DOUBLE))
+
+    f.loop(first, f.least(f.add(first, job["rows"]), size), block, rows_of_block)
+    module.add(f)
+    return module.text()
 
 
 @cache

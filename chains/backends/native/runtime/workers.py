@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 
+from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.struct import ARGUMENTS, Struct
 from chains.backends.native.llvm.target import ARM
 from chains.backends.native.runtime.epoch import JOB
@@ -46,392 +48,305 @@ LATE_PAUSES = 20_000  # a barrier that takes a quarter of a millisecond is late:
 WORKER_PAUSES, POLITE_PAUSES, PAUSES_BETWEEN = 4000, 512, 64
 
 # On ARM, `isb` takes about as long as x86's `pause`; `yield` takes no time on most processors (rust-lang/rust#84725).
-PAUSE = "call void @llvm.aarch64.isb(i32 15)" if ARM else "call void @llvm.x86.sse2.pause()"
-_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+PAUSE = ("llvm.aarch64.isb", None, "i32 15") if ARM else ("llvm.x86.sse2.pause", None)
 _WINDOWS = sys.platform == "win32"  # it lacks POSIX's functions
-YIELD = "call i32 @SwitchToThread()" if _WINDOWS else "call i32 @sched_yield()"
-_NAP = "call void @Sleep(i32 1)" if _WINDOWS else "%slept = call i32 @usleep(i32 100)"
-_WAIT = f"%slept = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 128, i32 %seen32, ptr null)" if _FUTEX else _NAP
-_WAKE = f"%woken = call i64 (i64, ...) @syscall(i64 {_FUTEX}, ptr %pool, i32 129, i64 %parts)" if _FUTEX else ""
-_DECLARE = "\n".join(
-    [
-        "declare i64 @syscall(i64, ...)" if _FUTEX else f"declare {'void @Sleep' if _WINDOWS else 'i32 @usleep'}(i32)",
-        YIELD.replace("call", "declare"),
-        "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
-        "declare void @llvm.aarch64.isb(i32)" if ARM else "declare void @llvm.x86.sse2.pause()",
-    ]
-)
+YIELD = ("SwitchToThread" if _WINDOWS else "sched_yield", I32)
+_NAP = ("Sleep", None, "i32 1") if _WINDOWS else ("usleep", I32, "i32 100")
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
+_FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
+BIT, TRUE, FALSE = Type("i1"), Value("true", Type("i1")), Value("false", Type("i1"))
+POOL = {"pool": PTR}
+TASK = POOL | {"function": PTR, "words": PTR, "parts": I64}
 
-POOL = f"""
-{_DECLARE}
 
-; The n-th pause of a thread that waits.
-define internal void @relax(i64 %n) nounwind {{
-entry:
-  {PAUSE}
-  %long = icmp sge i64 %n, {POLITE_PAUSES}
-  %turn = urem i64 %n, {PAUSES_BETWEEN}
-  %now = icmp eq i64 %turn, 0
-  %gives_way = and i1 %long, %now
-  br i1 %gives_way, label %yield, label %end
-yield:
-  %yielded = {YIELD}
-  br label %end
-end:
-  ret void
-}}
+class _Pool:
+    """The words of a `WORKER_POOL`, as a function being written reads and writes them while other threads do."""
 
-define internal void @claim_parts(ptr %pool) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished")}
-  br label %look
-look:
-  %claim = load atomic i64, ptr %at_claim acquire, align 8
-  %part = and i64 %claim, 65535
-  %parts = load atomic i64, ptr %at_parts acquire, align 8
-  %left = icmp slt i64 %part, %parts
-  br i1 %left, label %try, label %end
-try:
-  %function = load atomic ptr, ptr %at_task acquire, align 8
-  %words = load atomic ptr, ptr %at_words acquire, align 8
-  %next = add i64 %claim, 1
-  %pair = cmpxchg ptr %at_claim, i64 %claim, i64 %next seq_cst seq_cst, align 8
-  %mine = extractvalue {{ i64, i1 }} %pair, 1
-  br i1 %mine, label %call, label %look
-call:
-  call void %function(ptr %words, i64 %part)
-  %f = atomicrmw add ptr %at_finished, i64 1 release
-  br label %look
-end:
-  ret void
-}}
+    def __init__(self, f: Function, address: Value) -> None:
+        self.f, self.address = f, address
 
-define void @worker(ptr %pool) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "sleepers")}
-  br label %wait
-wait:
-  %seen = phi i64 [0, %entry], [%now, %woke]
-  br label %spin
-spin:
-  %n = phi i64 [0, %wait], [%n1, %again]
-  %g = load atomic i64, ptr %pool acquire, align 8
-  %fresh = icmp ne i64 %g, %seen
-  br i1 %fresh, label %woke, label %again
-again:
-  call void @relax(i64 %n)
-  %n1 = add i64 %n, 1
-  %tired = icmp sgt i64 %n1, {WORKER_PAUSES}
-  br i1 %tired, label %sleep, label %spin
-sleep:
-  %s0 = atomicrmw add ptr %at_sleepers, i64 1 seq_cst
-  %seen32 = trunc i64 %seen to i32
-  br label %doze
-doze:
-  %g1 = load atomic i64, ptr %pool seq_cst, align 8
-  %changed = icmp ne i64 %g1, %seen
-  br i1 %changed, label %up, label %nap
-nap:
-  {_WAIT}
-  br label %doze
-up:
-  %s1 = atomicrmw sub ptr %at_sleepers, i64 1 seq_cst
-  br label %woke
-woke:
-  %now = load atomic i64, ptr %pool acquire, align 8
-  call void @claim_parts(ptr %pool)
-  br label %wait
-}}
+    def at(self, name: str) -> Value:
+        return WORKER_POOL.address(self.f, self.address, name)
 
-define void @parallel(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "busy")}
-  %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
-  %free = icmp eq i64 %busy, 0
-  br i1 %free, label %together, label %alone
-alone:
-  call void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts)
-  ret void
-together:
-  call void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts)
-  call void @claim_parts(ptr %pool)
-  call void @await(ptr %pool, i64 %parts)
-  store atomic i64 0, ptr %at_busy release, align 8
-  ret void
-}}
+    def read(self, name: str, order: str = "acquire") -> Value:
+        return self._read(self.at(name), WORKER_POOL.types[name], order)
 
-; Does all parts itself.
-define void @serial(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
-entry:
-  br label %look
-look:
-  %part = phi i64 [0, %entry], [%part1, %own]
-  %some = icmp slt i64 %part, %parts
-  br i1 %some, label %own, label %end
-own:
-  call void %function(ptr %words, i64 %part)
-  %part1 = add i64 %part, 1
-  br label %look
-end:
-  ret void
-}}
+    def write(self, name: str, value: Value | int, order: str = "release") -> None:
+        self._write(self.at(name), value if isinstance(value, Value) else integer(value), order)
 
-define internal void @publish(ptr %pool, ptr %function, ptr %words, i64 %parts) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "claim", "task", "words", "parts", "finished", "sleepers")}
-  %before = load atomic i64, ptr %pool monotonic, align 8
-  %now = add i64 %before, 1
-  %number = shl i64 %now, 16
-  %closed = or i64 %number, {CLOSED}
-  store atomic i64 %closed, ptr %at_claim seq_cst, align 8
-  fence release
-  store atomic ptr %function, ptr %at_task monotonic, align 8
-  store atomic ptr %words, ptr %at_words monotonic, align 8
-  store atomic i64 %parts, ptr %at_parts monotonic, align 8
-  store atomic i64 0, ptr %at_finished monotonic, align 8
-  store atomic i64 %number, ptr %at_claim seq_cst, align 8
-  store atomic i64 %now, ptr %pool seq_cst, align 8
-  %sleepers = load atomic i64, ptr %at_sleepers seq_cst, align 8
-  %asleep = icmp sgt i64 %sleepers, 0
-  br i1 %asleep, label %wake, label %end
-wake:
-  {_WAKE}
-  br label %end
-end:
-  ret void
-}}
+    def change(self, operation: str, name: str, value: int, order: str = "seq_cst") -> Value:
+        """Change a word in one step. Returns what it was."""
+        return self.f.assign(I64, f"atomicrmw {operation} {self.at(name)}, i64 {value} {order}")
 
-define internal void @await(ptr %pool, i64 %parts) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "finished")}
-  br label %poll
-poll:
-  %w = phi i64 [0, %entry], [%w1, %pause]
-  %done = load atomic i64, ptr %at_finished acquire, align 8
-  %finished = icmp eq i64 %done, %parts
-  br i1 %finished, label %end, label %pause
-pause:
-  call void @relax(i64 %w)
-  %w1 = add i64 %w, 1
-  br label %poll
-end:
-  ret void
-}}
-"""
+    def reached(self, thread: Value, order: str) -> Value:
+        """The number of barriers that a member of the team has reached."""
+        return self._read(self._member(thread), I64, order)
 
-TEAM = f"""
-define void @barrier(ptr %pool, i64 %thread, i64 %threads) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "late")}
-  %barriers = getelementptr i64, ptr %pool, i64 {WORKER_POOL.size}
-  %place = mul i64 %thread, {MEMBER.size}
-  %mine = getelementptr i64, ptr %barriers, i64 %place
-  %before = load atomic i64, ptr %mine monotonic, align 8
-  %now = add i64 %before, 1
-  store atomic i64 %now, ptr %mine release, align 8
-  br label %next
-next:
-  %k = phi i64 [0, %entry], [%k1, %here], [%k1, %late]
-  %more = icmp slt i64 %k, %threads
-  br i1 %more, label %look, label %end
-look:
-  %other = mul i64 %k, {MEMBER.size}
-  %theirs = getelementptr i64, ptr %barriers, i64 %other
-  br label %wait
-wait:
-  %n = phi i64 [0, %look], [%n1, %pause], [%n1, %yield]
-  %there = load atomic i64, ptr %theirs acquire, align 8
-  %come = icmp sge i64 %there, %now
-  br i1 %come, label %here, label %pause
-pause:
-  {PAUSE}
-  %n1 = add i64 %n, 1
-  %long = icmp sgt i64 %n1, {LATE_PAUSES}
-  br i1 %long, label %yield, label %wait
-yield:
-  %yielded = {YIELD}
-  br label %wait
-here:
-  %k1 = add i64 %k, 1
-  %waited = icmp sgt i64 %n, {LATE_PAUSES}
-  br i1 %waited, label %late, label %next
-late:
-  store atomic i64 1, ptr %at_late monotonic, align 8
-  br label %next
-end:
-  ret void
-}}
+    def reach(self, thread: Value, barriers: Value, order: str = "monotonic") -> None:
+        self._write(self._member(thread), barriers, order)
 
-; A worker in a team. After the last barrier the team is disbanded.
-define void @serve(ptr %words, i64 %part) nounwind {{
-entry:
-  %thread = add i64 %part, 1
-{ARGUMENTS.load_text("words", "pool", "threads", "member")}
-{WORKER_POOL.address_text("pool", "team_state", "joined")}
-  %joined = atomicrmw add ptr %at_joined, i64 1 release
-  br label %wait
-wait:
-  %n = phi i64 [0, %entry], [%n1, %again]
-  %state = load atomic i64, ptr %at_team_state acquire, align 8
-  switch i64 %state, label %end [i64 {GATHERING}, label %again i64 {OPEN}, label %step]
-again:
-  call void @relax(i64 %n)
-  %n1 = add i64 %n, 1
-  br label %wait
-step:
-  call void @barrier(ptr %pool, i64 %thread, i64 %threads)
-  %now = load atomic i64, ptr %at_team_state acquire, align 8
-  %open = icmp eq i64 %now, {OPEN}
-  br i1 %open, label %run, label %end
-run:
-  call void %member(ptr %words, i64 %thread)
-  br label %step
-end:
-  ret void
-}}
+    def take(self) -> Value:
+        """Take the workers. Whether they were free: no other caller's task is under way."""
+        return self.f.compare("eq", self.change("xchg", "busy", 1, "acquire"), integer(0))
 
-; Asks for workers, and waits for at most `patience` pauses. Returns 1 if the team is complete, -1 if workers may still come,
-; and 0 if another caller has the workers.
-define i64 @form(ptr %pool, ptr %words, i64 %patience) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "busy", "team_state", "late", "joined")}
-  %busy = atomicrmw xchg ptr %at_busy, i64 1 acquire
-  %free = icmp eq i64 %busy, 0
-  br i1 %free, label %begin, label %none
-begin:
-{ARGUMENTS.load_text("words", "threads")}
-  %workers = sub i64 %threads, 1
-  %barriers = getelementptr i64, ptr %pool, i64 {WORKER_POOL.size}
-  br label %clear
-clear:
-  %k = phi i64 [0, %begin], [%k1, %clear]
-  %place = mul i64 %k, {MEMBER.size}
-  %theirs = getelementptr i64, ptr %barriers, i64 %place
-  store atomic i64 0, ptr %theirs monotonic, align 8
-  %k1 = add i64 %k, 1
-  %others = icmp slt i64 %k1, %threads
-  br i1 %others, label %clear, label %ask
-ask:
-  store atomic i64 {GATHERING}, ptr %at_team_state monotonic, align 8
-  store atomic i64 0, ptr %at_late monotonic, align 8
-  store atomic i64 0, ptr %at_joined monotonic, align 8
-  call void @publish(ptr %pool, ptr @serve, ptr %words, i64 %workers)
-  br label %look
-look:
-  %n = phi i64 [0, %ask], [%n1, %pause]
-  %joined = load atomic i64, ptr %at_joined acquire, align 8
-  %all = icmp eq i64 %joined, %workers
-  br i1 %all, label %open, label %pause
-pause:
-  {PAUSE}
-  %n1 = add i64 %n, 1
-  %enough = icmp sgt i64 %n1, %patience
-  br i1 %enough, label %awaited, label %look
-open:
-  store atomic i64 {OPEN}, ptr %at_team_state release, align 8
-  ret i64 1
-awaited:
-  ret i64 -1
-none:
-  ret i64 0
-}}
+    def wait(self, until: Callable[[Value], Value]) -> None:
+        """Wait until a condition holds, which gets the number of pauses."""
+        self.f.repeat(lambda n: self.f.invoke("relax", None, n), until)
 
-; Dismisses the workers that have come.
-define internal void @dismiss(ptr %pool) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "claim", "team_state", "busy")}
-  %last = atomicrmw or ptr %at_claim, i64 {CLOSED} seq_cst
-  %claimed = and i64 %last, {CLOSED}
-  store atomic i64 {DISBANDED}, ptr %at_team_state release, align 8
-  call void @await(ptr %pool, i64 %claimed)
-  store atomic i64 0, ptr %at_busy release, align 8
-  ret void
-}}
+    def _member(self, thread: Value) -> Value:
+        return self.f.address(self.address, self.f.add(self.f.mul(thread, MEMBER.size), WORKER_POOL.size), I64)
 
-define internal void @disband(ptr %pool, ptr %words) nounwind {{
-entry:
-{WORKER_POOL.address_text("pool", "team_state", "busy")}
-{ARGUMENTS.address_text("words", "team")}
-  store i64 0, ptr %at_team, align 8
-{ARGUMENTS.load_text("words", "threads")}
-  %workers = sub i64 %threads, 1
-  store atomic i64 {DISBANDED}, ptr %at_team_state release, align 8
-  call void @barrier(ptr %pool, i64 0, i64 %threads)
-  call void @await(ptr %pool, i64 %workers)
-  store atomic i64 0, ptr %at_busy release, align 8
-  ret void
-}}
+    def _read(self, place: Value, type: Type, order: str) -> Value:
+        return self.f.assign(type, f"load atomic {type}, {place} {order}, align 8")
 
-; A step of a program, by the team if there is one.
-define void @lead(ptr %words) nounwind {{
-entry:
-{ARGUMENTS.load_text("words", "team", "pool", "threads", "run", "member")}
-{WORKER_POOL.address_text("pool", "joined", "team_state", "late")}
-  %open = icmp sgt i64 %team, 0
-  br i1 %open, label %together, label %closed
-closed:
-  %awaited = icmp slt i64 %team, 0
-  br i1 %awaited, label %look, label %alone
-look:
-  %joined = load atomic i64, ptr %at_joined acquire, align 8
-  %workers = sub i64 %threads, 1
-  %all = icmp eq i64 %joined, %workers
-  br i1 %all, label %begin, label %count
-begin:
-  store atomic i64 {OPEN}, ptr %at_team_state release, align 8
-  store i64 1, ptr %at_team, align 8
-  br label %together
-count:
-  %left = add i64 %team, 1
-  store i64 %left, ptr %at_team, align 8
-  %enough = icmp eq i64 %left, 0
-  br i1 %enough, label %dismiss, label %alone
-dismiss:
-  call void @dismiss(ptr %pool)
-  br label %alone
-alone:
-  call void %run(ptr %words)
-  ret void
-together:
-  call void @barrier(ptr %pool, i64 0, i64 %threads)
-  call void %member(ptr %words, i64 0)
-  %late = load atomic i64, ptr %at_late monotonic, align 8
-  %slow = icmp ne i64 %late, 0
-  br i1 %slow, label %part, label %end
-part:
-  call void @disband(ptr %pool, ptr %words)
-  br label %end
-end:
-  ret void
-}}
+    def _write(self, place: Value, value: Value, order: str) -> None:
+        self.f.line(f"store atomic {value}, {place} {order}, align 8")
 
-; `steps` by a team, from the step on at which the team has come together. The caller waits for it for a quarter of the steps.
-define i64 @team_steps(ptr %job, ptr %words, i64 %patience) nounwind {{
-entry:
-{ARGUMENTS.load_text("words", "pool")}
-{JOB.load_text("job", "steps")}
-{ARGUMENTS.address_text("words", "team")}
-  %formed = call i64 @form(ptr %pool, ptr %words, i64 %patience)
-  %asked = icmp slt i64 %formed, 0
-  %quarter = sdiv i64 %steps, -4
-  %awaited = sub i64 %quarter, 1
-  %team = select i1 %asked, i64 %awaited, i64 %formed
-  store i64 %team, ptr %at_team, align 8
-  %done = call i64 @steps(ptr %job)
-  %now = load i64, ptr %at_team, align 8
-  %open = icmp sgt i64 %now, 0
-  br i1 %open, label %part, label %closed
-closed:
-  %waits = icmp slt i64 %now, 0
-  br i1 %waits, label %dismiss, label %end
-dismiss:
-  store i64 0, ptr %at_team, align 8
-  call void @dismiss(ptr %pool)
-  br label %end
-part:
-  call void @disband(ptr %pool, ptr %words)
-  br label %end
-end:
-  ret i64 %done
-}}
-"""
+
+def write_threads(module: Module) -> None:
+    """Write the functions of workers and teams. They call `epoch.write_steps`'s."""
+
+    def add(write: Callable[..., None], arguments: dict[str, Type], result: str = "void", *, public: bool = False) -> None:
+        f = Function(module, write.__name__.strip("_"), [(type, name) for name, type in arguments.items()], result)
+        write(f, _Pool(f, f.arguments[0]), *f.arguments[1:]) if "pool" in arguments else write(f, *f.arguments)
+        module.add(f, "" if public else "private")
+
+    add(_relax, {"n": I64})
+    add(_claim_parts, POOL)
+    add(_worker, POOL, public=True)
+    add(_parallel, TASK, public=True)
+    add(_serial, TASK, public=True)
+    add(_publish, TASK)
+    add(_await, POOL | {"parts": I64})
+    add(_barrier, POOL | {"thread": I64, "threads": I64}, public=True)
+    add(_serve, {"words": PTR, "part": I64})
+    add(_form, POOL | {"words": PTR, "patience": I64}, "i64")
+    add(_dismiss, POOL)
+    add(_disband, POOL | {"words": PTR})
+    add(_lead, {"words": PTR}, public=True)
+    add(_team_steps, {"job": PTR, "words": PTR, "patience": I64}, "i64", public=True)
+
+
+def _relax(f: Function, n: Value) -> None:
+    """The n-th pause of a thread that waits."""
+    f.call(*PAUSE)
+    turn = f.compare("eq", f.binary("urem", n, integer(PAUSES_BETWEEN)), integer(0))
+    f.when(f.binary("and", f.compare("sge", n, integer(POLITE_PAUSES)), turn), lambda: f.call(*YIELD))
+
+
+def _claim_parts(f: Function, pool: _Pool) -> None:
+    """Do one part of the task after another, until none is left to claim."""
+
+    def look(_: Value) -> None:
+        claim = pool.read("claim")
+        part = f.binary("and", claim, integer(CLOSED))
+        f.return_if(f.compare("sge", part, pool.read("parts")))
+        function, words = pool.read("task"), pool.read("words")
+        following, pair = f.add(claim, 1), Type("{ i64, i1 }")
+        found = f.assign(pair, f"cmpxchg {pool.at('claim')}, {claim}, {following} seq_cst seq_cst, align 8")
+
+        def do() -> None:
+            f.invoke(function, None, words, part)
+            pool.change("add", "finished", 1, "release")
+
+        f.when(f.assign(BIT, f"extractvalue {found}, 1"), do)
+
+    f.repeat(look)
+
+
+def _worker(f: Function, pool: _Pool) -> None:
+    """Do parts of one task after another, and sleep in between."""
+    seen = f.assign(PTR, "alloca i64, align 8")  # the number of the last task
+    f.store(integer(0), seen)
+
+    def work(_: Value) -> None:
+        last = f.load(I64, seen)
+
+        def fresh(order: str = "acquire") -> Value:
+            return f.compare("ne", pool.read("generation", order), last)
+
+        pool.wait(lambda n: f.binary("or", fresh(), f.compare("sgt", n, integer(WORKER_PAUSES))))
+
+        def sleep() -> None:
+            pool.change("add", "sleepers", 1)
+            f.repeat(lambda _: nap(), lambda _: fresh("seq_cst"))
+            pool.change("sub", "sleepers", 1)
+
+        def nap() -> None:
+            if _FUTEX:
+                _futex(f, pool, _FUTEX_WAIT, f.cast("trunc", last, I32), "ptr null")
+            else:
+                f.call(*_NAP)
+
+        f.when(f.inverse(fresh()), sleep)
+        f.store(pool.read("generation"), seen)
+        f.invoke("claim_parts", None, pool.address)
+
+    f.repeat(work)
+
+
+def _futex(f: Function, pool: _Pool, operation: int, *operands: Value | str) -> None:
+    f.module.declare("syscall", "declare i64 @syscall(i64, ...)")
+    texts = [f"i64 {_FUTEX}", pool.address, f"i32 {operation}", *operands]
+    f.assign(I64, f"call i64 (i64, ...) @syscall({', '.join(map(str, texts))})")
+
+
+def _parallel(f: Function, pool: _Pool, function: Value, words: Value, parts: Value) -> None:
+    """Do the parts of a task with the workers, or alone if another caller has them."""
+
+    def together() -> None:
+        f.invoke("publish", None, *f.arguments)
+        f.invoke("claim_parts", None, pool.address)
+        f.invoke("await", None, pool.address, parts)
+        pool.write("busy", 0)
+
+    f.when(pool.take(), together, lambda: f.invoke("serial", None, *f.arguments))
+
+
+def _serial(f: Function, pool: _Pool, function: Value, words: Value, parts: Value) -> None:
+    """Do all parts alone."""
+    f.each(parts, lambda part: f.invoke(function, None, words, part))
+
+
+def _publish(f: Function, pool: _Pool, function: Value, words: Value, parts: Value) -> None:
+    """Let the workers know of a task."""
+    now = f.binary("add", pool.read("generation", "monotonic"), integer(1))
+    number = f.binary("shl", now, integer(16))
+    pool.write("claim", f.binary("or", number, integer(CLOSED)), "seq_cst")
+    f.line("fence release")
+    for name, value in (("task", function), ("words", words), ("parts", parts), ("finished", 0)):
+        pool.write(name, value, "monotonic")
+    pool.write("claim", number, "seq_cst")
+    pool.write("generation", now, "seq_cst")
+    if _FUTEX:
+        asleep = f.compare("sgt", pool.read("sleepers", "seq_cst"), integer(0))
+        f.when(asleep, lambda: _futex(f, pool, _FUTEX_WAKE, parts))
+
+
+def _await(f: Function, pool: _Pool, parts: Value) -> None:
+    pool.wait(lambda _: f.compare("eq", pool.read("finished"), parts))
+
+
+def _barrier(f: Function, pool: _Pool, thread: Value, threads: Value) -> None:
+    """Wait until all members of a team have reached the barrier."""
+    now = f.binary("add", pool.reached(thread, "monotonic"), integer(1))
+    pool.reach(thread, now, "release")
+
+    def wait_for(other: Value) -> None:
+        def pause(n: Value) -> None:
+            f.call(*PAUSE)
+            f.when(f.compare("sge", n, integer(LATE_PAUSES)), lambda: f.call(*YIELD))
+
+        pauses = f.repeat(pause, lambda _: f.compare("sge", pool.reached(other, "acquire"), now))
+        f.when(f.compare("sgt", pauses, integer(LATE_PAUSES)), lambda: pool.write("late", 1, "monotonic"))
+
+    f.each(threads, wait_for)
+
+
+def _serve(f: Function, words: Value, part: Value) -> None:
+    """A worker in a team. After the last barrier the team is disbanded."""
+    address, threads, member = ARGUMENTS.loads(f, words, "pool", "threads", "member")
+    pool, thread = _Pool(f, address), f.binary("add", part, integer(1))
+
+    def is_not(state: int) -> Value:
+        return f.compare("ne", pool.read("team_state"), integer(state))
+
+    pool.change("add", "joined", 1, "release")
+    pool.wait(lambda _: is_not(GATHERING))
+    f.return_if(is_not(OPEN))
+
+    def step(_: Value) -> None:
+        f.invoke("barrier", None, address, thread, threads)
+        f.return_if(is_not(OPEN))
+        f.invoke(member, None, words, thread)
+
+    f.repeat(step)
+
+
+def _form(f: Function, pool: _Pool, words: Value, patience: Value) -> None:
+    """Ask for workers, and wait for at most `patience` pauses.
+
+    Returns 1 if the team is complete, -1 if workers may still come, and 0 if another caller has the workers.
+    """
+    f.return_if(f.inverse(pool.take()), lambda: integer(0))
+    threads = ARGUMENTS.load(f, words, "threads")
+    workers = f.binary("sub", threads, integer(1))
+    f.each(threads, lambda thread: pool.reach(thread, integer(0)))
+    for name, value in (("team_state", GATHERING), ("late", 0), ("joined", 0)):
+        pool.write(name, value, "monotonic")
+    f.invoke("publish", None, pool.address, "ptr @serve", words, workers)
+
+    def complete() -> Value:
+        return f.compare("eq", pool.read("joined"), workers)
+
+    f.repeat(lambda _: f.call(*PAUSE), lambda n: f.binary("or", complete(), f.compare("sgt", n, patience)))
+    f.return_if(f.inverse(complete()), lambda: integer(-1))
+    pool.write("team_state", OPEN)
+    f.returns(integer(1))
+
+
+def _dismiss(f: Function, pool: _Pool) -> None:
+    """Dismiss the workers that have come."""
+    claimed = f.binary("and", pool.change("or", "claim", CLOSED), integer(CLOSED))
+    pool.write("team_state", DISBANDED)
+    f.invoke("await", None, pool.address, claimed)
+    pool.write("busy", 0)
+
+
+def _disband(f: Function, pool: _Pool, words: Value) -> None:
+    """End a team."""
+    threads = ARGUMENTS.load(f, words, "threads")
+    ARGUMENTS.store(f, words, team=integer(0))
+    pool.write("team_state", DISBANDED)
+    f.invoke("barrier", None, pool.address, integer(0), threads)
+    f.invoke("await", None, pool.address, f.binary("sub", threads, integer(1)))
+    pool.write("busy", 0)
+
+
+def _lead(f: Function, words: Value) -> None:
+    """A step of a program, by the team if there is one."""
+    team, address, threads, run, member = ARGUMENTS.loads(f, words, "team", "pool", "threads", "run", "member")
+    pool, none = _Pool(f, address), integer(0)
+
+    def look() -> Value:
+        """Whether all workers have come by now."""
+        complete = f.compare("eq", pool.read("joined"), f.binary("sub", threads, integer(1)))
+        f.when(complete, begin, count)
+        return complete
+
+    def begin() -> None:
+        pool.write("team_state", OPEN)
+        ARGUMENTS.store(f, words, team=integer(1))
+
+    def count() -> None:
+        left = f.binary("add", team, integer(1))
+        ARGUMENTS.store(f, words, team=left)
+        f.when(f.compare("eq", left, none), lambda: f.invoke("dismiss", None, address))
+
+    def together() -> None:
+        f.invoke("barrier", None, address, none, threads)
+        f.invoke(member, None, words, none)
+        is_late = f.compare("ne", pool.read("late", "monotonic"), none)
+        f.when(is_late, lambda: f.invoke("disband", None, address, words))
+
+    awaited = lambda: f.either(f.compare("slt", team, none), look, lambda: FALSE)  # noqa: E731
+    is_open = f.either(f.compare("sgt", team, none), lambda: TRUE, awaited)
+    f.when(is_open, together, lambda: f.invoke(run, None, words))
+
+
+def _team_steps(f: Function, job: Value, words: Value, patience: Value) -> None:
+    """`steps` by a team, from the step on at which it has come together. The caller waits for a quarter of the steps."""
+    pool, none = ARGUMENTS.load(f, words, "pool"), integer(0)
+    formed = f.invoke("form", I64, pool, words, patience)
+    awaited = f.binary("sub", f.binary("sdiv", JOB.load(f, job, "steps"), integer(-4)), integer(1))
+    ARGUMENTS.store(f, words, team=f.select(f.compare("slt", formed, none), awaited, formed))
+    done = f.invoke("steps", I64, job)
+    now = ARGUMENTS.load(f, words, "team")
+
+    def dismiss() -> None:
+        ARGUMENTS.store(f, words, team=none)
+        f.invoke("dismiss", None, pool)
+
+    f.when(f.compare("sgt", now, none), lambda: f.invoke("disband", None, pool, words))
+    f.when(f.compare("slt", now, none), dismiss)
+    f.returns(done)

@@ -1,6 +1,6 @@
 """Checks that a plan means the same as its program. They must hold after every pass.
 
-Each check looks at the plan alone, not at the pass that made it. The tests call `verify` after every pass.
+Each check looks at the plan alone, not at the pass that made it. Tests call `verify` after every pass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.images import Relayout
+from chains.backends.native.operations import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
 from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
