@@ -81,7 +81,8 @@ class BetweenDoses(Strategy):
         self.doses = doses
         self.times = ode.times if isinstance(ode.times, int) else len(ode.times)
         merged = Settings()
-        vars(merged).update(vars(ode), times=tuple(map(float, range(self.times + doses.events))), time=False, doses=None)
+        vars(merged).update(vars(ode), times=tuple(map(float, range(self.times + doses.events))), time=False, doses=None,
+                            interpolate=False)  # fmt: skip
         self.steps = _EqualBetween(merged, doses) if ode.rtol is None else _ControlledBetween(merged, doses)
 
     @property

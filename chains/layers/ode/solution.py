@@ -19,6 +19,7 @@ from chains.layers.node import Node
 from chains.layers.ode.course import Course
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Around, Grid, part
+from chains.layers.ode.interpolation import Interpolation, Span
 from chains.layers.ode.methods import Length, Tableau, move, pull_slope
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once
 from chains.program.loop import Steps
@@ -53,6 +54,8 @@ class Solution:
         For `forward`, the event to search for. Segments after it are left out.
     course : Course, optional
         The doses and intervals of all steps.
+    interpolation : Interpolation, optional
+        The states at times within steps.
     """
 
     ops: Recorder
@@ -65,6 +68,7 @@ class Solution:
     lengths: View | None = None
     until: Until | None = None
     course: Course | None = None
+    interpolation: Interpolation | None = None
 
     @property
     def n(self) -> int:
@@ -197,18 +201,33 @@ class Solution:
         d_slope = [ops.scratch(f"d_k{i}", (n,)) for i in stages]
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
-            if d_times is None:
-                self._add_cotangents(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+            d_begin, within = self._at_times(d_state, dy, None if d_times is None else step.now(d_times, 1), at, step)
             for i in reversed(stages):
-                pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
+                pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states, within)
                 kept = Kept(ops, step, i)
                 stage = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, step), {})
                 kept.fetch()
                 seen, k = (step.now(view, 1).index(1, i) for view in (s.x, s.k))
                 stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
-            self._add_up(d_state, None if d_times is None else step.now(d_times, 1), d_seen, at, step)
+            self._add_up(d_state, d_begin, d_seen, at, step)
             if self.inputs.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
+
+    def _at_times(
+        self, d_state: View, dy: View, d_begin: View | None, at: Around, step: Steps
+    ) -> tuple[View | None, Sequence[View]]:
+        """Record that the cotangents of the states at the end of a step are added to that of the state.
+
+        Returns those of the state before it, if there are any, and of the coefficients of the interpolant.
+        """
+        if d_begin is not None:
+            return d_begin, ()
+        begin, end, h = (self._now(view, at, step) for view in (self.s.begins, self.s.ends, self.s.lengths))
+        if self.interpolation is None:
+            self._add_cotangents(d_state, dy, end, h)
+            return None, ()
+        d_begin, *within = self.interpolation.pull(dy, Span(begin, end, h, h))
+        return d_begin, within
 
     def _add_up(self, d_state: View, d_time: View | None, d_seen: Sequence[View], at: Around, step: Steps) -> None:
         """Record the cotangent of the state before a step: from that after it, those of the inputs of the right-hand side, and
