@@ -77,6 +77,13 @@ def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
 def _events(step: PlanStep, updates: bool = True) -> Iterator[Event]:
     operation, copied = step.operation, step.packed
     reads = tuple(copied.copy if copied and view is copied.source else view for view in operation.reads)
+    if updates and step.alone:
+        yield Event(step.origins[0], operation, reads, ())
+        for map in step.alone:
+            given = {view.buffer for view in operation.ins}
+            reads = tuple(view for view in map.operation.reads if view.buffer not in given)
+            yield Event(map.origins[0], map.operation, reads, map.operation.writes)
+        return
     fused, update = step.fused, step.update if updates else ()
     yield Event(step.origins[0], operation, reads, () if update else operation.writes)
     for origin, each in zip(step.origins[1:], (*fused, *update), strict=len(update) == len(step.update)):

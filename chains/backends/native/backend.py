@@ -43,7 +43,7 @@ class NativeBackend(Backend):
 
     name = "native"
     lowered = LOWERED
-    has_functions = has_member_calls = True
+    has_functions = has_member_calls = takes_long_orders = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):

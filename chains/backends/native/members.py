@@ -19,7 +19,7 @@ from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
 from chains.support.threads import get_num_threads
 
-MAX_GRAIN, CLAIMS = 16, 8  # members that a thread takes at once, and how often it comes for more if they are few
+MAX_GRAIN, CLAIMS = 16, 8  # members that a thread takes together, and how often it comes for more if they are few
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 MAX_IDLE_SHARE = 0.1  # of the threads' time, if each takes whole members
 
