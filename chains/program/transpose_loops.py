@@ -13,7 +13,8 @@ from dataclasses import replace
 from chains.program.alias import overlap
 from chains.program.loop import Loop, Steps, all_operations, fills_first, slot
 from chains.program.operations import Copy, Operation
-from chains.program.transpose import Part, Place, Transposer
+from chains.program.places import Part, Place
+from chains.program.transpose import Transposer
 from chains.program.view import Batch, Buffer, View, scratch_like
 
 
@@ -100,6 +101,9 @@ class _InLoop(LoopTransposer):
             return self._reversed(replace(place, depth=self.depth + 1).to(view, self._each[place]))
         each = self._apart.get(place)
         return self._reversed(self.outer.cotangent(view) if each is None else place.to(view, each))
+
+    def moved(self, view: View, result: View, cotangent: View) -> bool:
+        return False  # others of its steps may be in use
 
     def begin(self) -> None:
         """Before the loop: decide which cotangents have terms when a step begins, and fill them if need be."""

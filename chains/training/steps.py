@@ -20,6 +20,7 @@ from chains.expr.formulas import Replay, traced
 from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
 from chains.support import arguments
+from chains.support.caching import lazy
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
@@ -68,7 +69,8 @@ class TrainingSteps(ABC):
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._backend, self._program = executable.backend, executable.program
-        random = np.stack(np.broadcast_arrays(batches.seeds, counts.astype(np.uint64)), axis=-1)
+        random = np.empty((*counts.shape, 2), np.uint64)
+        random[..., 0], random[..., 1] = batches.seeds, counts
         own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
@@ -173,7 +175,6 @@ class ArraySteps(TrainingSteps):
         self._sorted = np.arange(samples)
         self._order = self._sorted[None].repeat(len(seeds) if self._shuffled else 1, 0)
         self._order_of_seed = list(zip(seeds.tolist(), self._order, strict=False))
-        self._streams = Streams("order")
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers, own = memory_of(trained["p"]), self._program.buffers, self._columns(samples)
@@ -203,6 +204,10 @@ class ArraySteps(TrainingSteps):
         start = self._batches.batch_size * first
         feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
         return _Part(feed, batch, first, first + steps, share)
+
+    @lazy
+    def _streams(self) -> Streams:
+        return Streams("order")
 
     @property
     def _largest(self) -> float:

@@ -13,8 +13,8 @@ from chains.exporting import c_operations
 from chains.jets.jet import RULES
 from chains.program.loop import Loop
 from chains.program.operations import Operation
+from chains.program.places import Part
 from chains.program.rows import UpdateRows
-from chains.program.transpose import Part
 from tests.house.test_house import operations
 from tests.program.test_effects import SAMPLES
 

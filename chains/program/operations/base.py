@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from chains.program.view import Buffer, View
@@ -89,7 +89,9 @@ class Operation:
 
     def on(self, change: Callable[[View], View]) -> Operation:
         """The same operation with `change` applied to each view."""
-        return replace(self, outs=tuple(map(change, self.outs)), ins=tuple(map(change, self.ins)))
+        twin = object.__new__(type(self))  # faster than `replace`, which checks again what is there
+        vars(twin).update(vars(self), outs=tuple(map(change, self.outs)), ins=tuple(map(change, self.ins)))
+        return twin
 
     def check(self) -> None:
         """Raise unless the operands are arrays of a program that fit together."""

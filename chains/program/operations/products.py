@@ -33,7 +33,10 @@ class _Product(Operation):
                 target = t.cotangent(operand)
                 first = d if left is None else _transposed(t.value(left))
                 second = d if right is None else _transposed(t.value(right))
-                t.ops.matmul(target, first, second, accumulate=t.begun(target))
+                begun = t.begun(target)
+                if target.strides[-1] != 1 == target.strides[-2]:  # its columns are together in memory
+                    target, first, second = _transposed(target), _transposed(second), _transposed(first)
+                t.ops.matmul(target, first, second, accumulate=begun)
                 t.mark(target)
 
     def flops(self, batch: int) -> int:
