@@ -267,9 +267,7 @@ def _matmul(operation: MatMul, context: Context) -> Lines:
 
     dot = b.strides[0] == 1 and a.strides[1] == 1 and isinstance(k, int) and not operation.sums_over_batch
     if not dot:
-        yield from _begun(operation, context)
-        to, kind = at(out, "i", "j"), ctype(out.dtype)
-        yield from nested([("i", m)], list(_added(to, kind, k, n, lambda k: at(a, "i", k), lambda k: at(b, k, "j"))))
+        yield from _batch_matmul(operation, context)
         return
     assert isinstance(k, int)
     whole = k // LANES * LANES
@@ -314,7 +312,7 @@ def _added(to: str, kind: str, k: Extent, n: Extent, factor: Callable[[str], str
         yield from indented(block([str(number) for number in range(whole, k)]), "")
 
 
-def _batch_matmul(operation: BatchMatMul, context: Context) -> Lines:
+def _batch_matmul(operation: MatMul | BatchMatMul, context: Context) -> Lines:
     """A product for each of the matrices in the last two axes."""
     (out,), (a, b) = operation.outs, operation.ins
     (*leading, m, k), n = a.shape, b.shape[-1]
