@@ -266,10 +266,7 @@ def _matmul(operation: MatMul, context: Context) -> Lines:
 
     dot = b.strides[0] == 1 and a.strides[1] == 1 and isinstance(k, int) and not operation.sums_over_batch
     if not dot:
-        yield from _begun(operation, context)
-        product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
-        inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
-        yield from nested([("i", m), ("k", k)], inner)
+        yield from _batch_matmul(operation, context)
         return
     assert isinstance(k, int)
     whole = k // LANES * LANES
@@ -291,7 +288,7 @@ def _matmul(operation: MatMul, context: Context) -> Lines:
     yield from nested([("i", m), ("j", n)], lines)
 
 
-def _batch_matmul(operation: BatchMatMul, context: Context) -> Lines:
+def _batch_matmul(operation: MatMul | BatchMatMul, context: Context) -> Lines:
     """A product for each of the matrices in the last two axes."""
     (out,), (a, b) = operation.outs, operation.ins
     (*leading, m, k), n = a.shape, b.shape[-1]

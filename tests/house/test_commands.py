@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+pytest.importorskip("threadpoolctl", reason="the commands of the benchmarks set NumPy's threads")
 
 from benchmarks.gpu.rows import rows
 from benchmarks.harness import machine
@@ -49,6 +49,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
         "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
+    "benchmarks ensemble_calls": (CHEAP, {"ensemble_calls.MEMBERS": 3, "ensemble_calls.WIDTHS": ((2, 3, 1),)}),
     "benchmarks events": (CHEAP, {"events.SAMPLES": 2, "events.STEPS": 2}),
     "benchmarks fits": (CHEAP, {"fits.MEMBERS": 2, "fits.STEPS": {1: 2, 2: 2}}),
     "benchmarks latency": (CHEAP, {}),
@@ -228,6 +229,8 @@ def data(tmp_path_factory):
 @pytest.fixture
 def same_threads(number):
     """Commands choose numbers of threads for the whole process. Afterwards they are as before."""
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(1, user_api="blas"):
         yield
 
