@@ -20,6 +20,7 @@ from chains.expr.formulas import Replay, traced
 from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
 from chains.support import arguments
+from chains.support.caching import lazy
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
@@ -31,7 +32,7 @@ from chains.training.optimizer_state import State
 Arrays = Mapping[str, np.ndarray]
 RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
-MAX_SAMPLES_AHEAD = 1 << 15  # in the orders of epochs that are done together
+MAX_SAMPLES_AHEAD = 1 << 15  # in the orders of epochs that are done together, of all members
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
@@ -68,7 +69,8 @@ class TrainingSteps(ABC):
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._backend, self._program = executable.backend, executable.program
-        random = np.stack(np.broadcast_arrays(batches.seeds, counts.astype(np.uint64)), axis=-1)
+        random = np.empty((*counts.shape, 2), np.uint64)
+        random[..., 0], random[..., 1] = batches.seeds, counts
         own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
@@ -173,7 +175,6 @@ class ArraySteps(TrainingSteps):
         self._sorted = np.arange(samples)
         self._order = self._sorted[None].repeat(len(seeds) if self._shuffled else 1, 0)
         self._order_of_seed = list(zip(seeds.tolist(), self._order, strict=False))
-        self._streams = Streams("order")
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers, own = memory_of(trained["p"]), self._program.buffers, self._columns(samples)
@@ -203,6 +204,10 @@ class ArraySteps(TrainingSteps):
         start = self._batches.batch_size * first
         feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
         return _Part(feed, batch, first, first + steps, share)
+
+    @lazy
+    def _streams(self) -> Streams:
+        return Streams("order")
 
     @property
     def _largest(self) -> float:
@@ -284,7 +289,7 @@ class ArraySteps(TrainingSteps):
         """The number of the next epochs, at most so many, that can be done in one call: all their batches have one size."""
         if self.step or self.unchecked or len(self._parts) > 1 or not (self._goes_ahead and self._backend.takes_long_orders):
             return 1
-        return min(epochs, MAX_SAMPLES_AHEAD // self._batches.samples)
+        return min(epochs, MAX_SAMPLES_AHEAD // self._order.size)
 
     def _do_together(self, epochs: int) -> int:
         """Do some of the next epochs in one call, or fewer if a loss is not finite. Returns the number of steps."""
@@ -308,8 +313,9 @@ class ArraySteps(TrainingSteps):
     def _make_ahead(self) -> _Ahead:
         """The feed of several epochs, and their orders, (1 or members, epochs, samples of an epoch)."""
         batch, taken = self._parts[0].batch, self._parts[0].batch * self.per_epoch
-        orders = np.empty((len(self._order), MAX_SAMPLES_AHEAD // self._batches.samples, taken), np.int64)
-        orders[...] = self._sorted[:taken]
+        orders = np.empty((len(self._order), MAX_SAMPLES_AHEAD // self._order.size, taken), np.int64)
+        if not self._shuffled:
+            orders[...] = self._sorted[:taken]
         return self._feed(self._data, batch, orders.reshape(len(orders), -1))[0], orders
 
     def _arrange(self, epoch: int | None = None) -> None:

@@ -18,6 +18,7 @@ from chains.expr import where
 from tests.campaign import running
 from tests.layers.interpolating import states_at
 
+HIDDEN = 4
 DIFFERENCE = 1e-5  # by which parameters and samples are moved
 WORST: dict[str, float] = {}  # the largest errors at times, by method, in tolerances beyond that at the ends of steps
 
@@ -45,14 +46,13 @@ class Drawn:
         self.rest = {"lengths": self.lengths} if shorter else {}
         self.backend = "native" if rng.random() < 0.15 else "numpy"
         self.net = Chain(ODE(self.rhs, self.count + 1 if own else self.times, self.method, **self.how), backend=self.backend)
-        self.rate = Chain(self.rhs, backend="numpy", input_shape=(self.n + self.how["given"] + self.how["time"],))
         self.p, self.x = rng.normal(size=self.net.n_params), rng.normal(size=(2, self.n + self.how["given"]))
         self.dy = rng.normal(size=(2, self.count + 1, self.n))
         self.ways = [rng.normal(size=self.p.shape), rng.normal(size=self.x.shape)]
 
     def _rhs(self) -> Any:
         seen = self.n + self.how["given"] + self.how["time"]
-        network = Chain(Dense(seen, 4, "tanh"), Dense(4, self.n))
+        network = Chain(Dense(seen, HIDDEN, "tanh"), Dense(HIDDEN, self.n))
         if self.jump is None:
             return network
         names, outputs, jump = [f"x{k}" for k in range(seen - 1)], [f"u{k}" for k in range(self.n)], self.jump
@@ -67,8 +67,16 @@ class Drawn:
         return np.hstack([self.x, self.each]) if self.own else self.x
 
     def slope(self, k: int, p: np.ndarray, x: np.ndarray) -> Any:
-        given, time = x[k, self.n :], self.how["time"]
-        return lambda y, t: self.rate(np.array([[*y, *given, *([t] if time else [])]]), p)[0]
+        """The right-hand side in NumPy."""
+        given, time, jump, seen = x[k, self.n :], self.how["time"], self.jump, self.n + self.how["given"] + self.how["time"]
+        w, b, v, c = np.split(p, np.cumsum([seen * HIDDEN, HIDDEN, HIDDEN * self.n]))
+        w, v = w.reshape(seen, HIDDEN), v.reshape(HIDDEN, self.n)
+
+        def rate(y: np.ndarray, t: float) -> np.ndarray:
+            seen = np.concatenate([y, given, [t] if time else []])
+            return np.tanh(seen @ w + b) @ v + c + (0.0 if jump is None else 1.0 if t < jump else -1.0)
+
+        return rate
 
     def exact(self, k: int, times: np.ndarray) -> np.ndarray:
         """The states at ascending times, in pieces between jumps."""

@@ -168,9 +168,9 @@ def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tup
         check_flags(interpolate=interpolate)
     own = tuple(ascending("jumps", jumps, 0).tolist())
     if rtol is None and (interpolate or own):
-        name, given = ("interpolate", True) if interpolate else ("jumps", shown(jumps))
-        raise ValueError(f"`{name}` (={given}) is of use with step control only: set `rtol` too")
-    for name, given, others in (("interpolate", interpolate, ("adjoint", "doses")), ("jumps", own, ("doses",))):
+        name, said = ("interpolate", "True") if interpolate else ("jumps", shown(jumps))
+        raise ValueError(f"`{name}` (={said}) is of use with step control only: set `rtol` too")
+    for name, given, others in (("interpolate", interpolate, ("adjoint",)), ("jumps", own, ("doses",))):
         for other in others if given else ():
             if value := getattr(ode, other):
                 raise ValueError(f"`{name}` (={shown(given)}) does not go with `{other}` (={shown(value)})")

@@ -127,7 +127,6 @@ class _Convolution(Operation):
         return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window}{groups})"
 
 
-@dataclass(frozen=True)
 class Convolve(_Convolution):
     """y = the convolution of x with the kernels w, for the operands (x, w)."""
 
@@ -144,7 +143,6 @@ class Convolve(_Convolution):
             t.fill(x, lambda dx: t.ops.convolve_input(dx, d, t.value(w), **self._settings))
 
 
-@dataclass(frozen=True)
 class ConvolveInput(_Convolution):
     """dx = the gradient of `Convolve` with respect to x, for the operands (dy, w): the transposed convolution of dy."""
 
@@ -165,7 +163,6 @@ class ConvolveInput(_Convolution):
             t.fill(y, lambda dy: t.ops.convolve(dy, d, t.value(w), **self._settings))
 
 
-@dataclass(frozen=True)
 class ConvolveWeight(_Convolution):
     """dw = the gradient of `Convolve` with respect to w, summed over the samples, for the operands (x, dy)."""
 
@@ -233,7 +230,6 @@ class Pool(Operation):
         return f"{self._left} = {self.name}({', '.join(map(str, self.ins))}; {self.window})"
 
 
-@dataclass(frozen=True)
 class PoolInput(Pool):
     """dx = the gradient of `Pool` with respect to x, for the operands (dy, x, y) of "max" and (dy,) of "mean".
 
