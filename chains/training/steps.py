@@ -32,7 +32,7 @@ from chains.training.optimizer_state import State
 Arrays = Mapping[str, np.ndarray]
 RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
-MAX_SAMPLES_AHEAD = 1 << 15  # in the orders of epochs that are done together
+MAX_SAMPLES_AHEAD = 1 << 15  # in the orders of epochs that are done together, of all members
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
@@ -289,7 +289,7 @@ class ArraySteps(TrainingSteps):
         """The number of the next epochs, at most so many, that can be done in one call: all their batches have one size."""
         if self.step or self.unchecked or len(self._parts) > 1 or not (self._goes_ahead and self._backend.takes_long_orders):
             return 1
-        return min(epochs, MAX_SAMPLES_AHEAD // self._batches.samples)
+        return min(epochs, MAX_SAMPLES_AHEAD // self._order.size)
 
     def _do_together(self, epochs: int) -> int:
         """Do some of the next epochs in one call, or fewer if a loss is not finite. Returns the number of steps."""
@@ -313,8 +313,9 @@ class ArraySteps(TrainingSteps):
     def _make_ahead(self) -> _Ahead:
         """The feed of several epochs, and their orders, (1 or members, epochs, samples of an epoch)."""
         batch, taken = self._parts[0].batch, self._parts[0].batch * self.per_epoch
-        orders = np.empty((len(self._order), MAX_SAMPLES_AHEAD // self._batches.samples, taken), np.int64)
-        orders[...] = self._sorted[:taken]
+        orders = np.empty((len(self._order), MAX_SAMPLES_AHEAD // self._order.size, taken), np.int64)
+        if not self._shuffled:
+            orders[...] = self._sorted[:taken]
         return self._feed(self._data, batch, orders.reshape(len(orders), -1))[0], orders
 
     def _arrange(self, epoch: int | None = None) -> None:

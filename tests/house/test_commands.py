@@ -49,6 +49,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
         "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
+    "benchmarks ensemble_calls": (CHEAP, {"ensemble_calls.MEMBERS": 3, "ensemble_calls.WIDTHS": ((2, 3, 1),)}),
     "benchmarks events": (CHEAP, {"events.SAMPLES": 2, "events.STEPS": 2}),
     "benchmarks fits": (CHEAP, {"fits.MEMBERS": 2, "fits.STEPS": {1: 2, 2: 2}}),
     "benchmarks latency": (CHEAP, {}),

@@ -162,3 +162,24 @@ def test_hessian_products(method):
 
     wanted = (slope([1e-5]) - slope([-1e-5])) / 2e-5
     assert_close(net.hvp(p, x, t, MSELoss(), v), wanted, 1e-7)
+
+
+@pytest.mark.parametrize("case", ["own", "shared", "lengths", "implicit"])
+def test_times_between_doses(case):
+    """Steps end at doses only. Values and gradients, also by all times, are those of steps that end at the times."""
+    times = np.array([[0.0, 0.1, 0.5, 0.6, 1.0, 1.3], [0.2, 0.3, 0.7, 1.1, 1.2, 1.6]])
+    own, how = case != "shared", {"lengths": [6, 3]} if case == "lengths" else {}
+    doses = Doses(2, 1, infusion="duration", lag=True, bioavailability=True)
+    rate = Equations(lambda a, b, t, k: (-k * a + b * b, -b - 0.1 * t * a), ("a", "b", "t"), parameters={"k": 0.7})
+    x = np.array([[1.0, 0.5, 0.03, 0.9, 0.25, 0.75, 1.0, 0.7, 0.0, 0.3], [0.4, 0.2, 0.05, 0.8, 0.35, 9.0, 0.6, 0.5, 0.2, 0.0]])
+    x, p, dy = np.hstack([x, times]) if own else x, np.array([0.7]), np.random.default_rng(0).normal(size=(2, 6, 2))
+    method, rtol = ("kvaerno5", 1e-6) if case == "implicit" else ("tsit5", 1e-8)
+    found, steps = [], []
+    for interpolate in (True, False):
+        ode = ODE(rate, 6 if own else times[0], method, rtol=rtol, time=True, doses=doses, interpolate=interpolate)
+        net = Chain(ode, backend="numpy")
+        found.append([net(x, p, **how), *net.vjp(p, x, dy, **how)])
+        steps.append(ode_steps(net, p, x, **how)[0].times)
+    for between, at_times in zip(*found, strict=True):
+        assert_close(between, at_times, 1e-3 if case == "implicit" else 1e-5)
+    assert [bool(np.isclose(way, 0.1).any()) for way in steps] == [False, True]

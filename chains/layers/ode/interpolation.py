@@ -38,11 +38,14 @@ class Interpolation:
         The recorder and the method.
     times : View, shape (times,) or (batch, times)
         The times, as the steps count them.
+    d_times : View, optional
+        For the pullback, the cotangents of the times, if these are not constants.
     """
 
     ops: Recorder
     tableau: Tableau
     times: View
+    d_times: View | None = None
 
     def coefficients(self, state: View, h: View, pieces: Sequence[View]) -> list[View]:
         """Record the coefficients of s, s**2 and so on, for a step of length h from a state.
@@ -76,6 +79,19 @@ class Interpolation:
         ops.matmul(sums, shares, dy)
         return [sums.index(1, k) for k in range(powers)]
 
+    def pull_times(self, dy: View, span: Span, state: View, pieces: Sequence[View]) -> None:
+        """Record that the cotangents of the times within a step are added to `d_times`."""
+        assert self.d_times is not None
+        ops, terms, sums = (
+            self.ops,
+            self.ops.scratch("by the times", dy.sample_shape),
+            self.ops.scratch("d_time", dy.sample_shape[:1]),
+        )
+        coefficients = (view.expand(1) for view in self.coefficients(state, span.tried, pieces))
+        ops.map(terms, _by_time, *(view.expand(-1) for view in (self.times, *span)), dy, *coefficients)
+        ops.sum(sums.expand(-1), terms)
+        ops.map(self.d_times, lambda a, b: a + b, self.d_times, sums)
+
 
 def _within(time: Any, begin: Any, end: Any, tried: Any, taken: Any) -> tuple[Any, Any]:
     """Whether a time is within a step that was accepted, and the share of the step that is over then."""
@@ -88,6 +104,15 @@ def _interpolated(time: Any, begin: Any, end: Any, tried: Any, taken: Any, old: 
     for each in terms[-2::-1]:
         total = each + share * total
     return where(within, where(time == end, new, y + share * total), old)
+
+
+def _by_time(time: Any, begin: Any, end: Any, tried: Any, taken: Any, d: Any, *terms: Any) -> Any:
+    """The product of a cotangent with the slope of the interpolant."""
+    within, share = _within(time, begin, end, tried, taken)
+    total = len(terms) * terms[-1]
+    for power in range(len(terms) - 1, 0, -1):
+        total = power * terms[power - 1] + share * total
+    return where(within, d * total / where(tried > 0.0, tried, 1.0), 0.0)
 
 
 def _powers(count: int, time: Any, begin: Any, end: Any, tried: Any, taken: Any) -> tuple[Any, ...]:

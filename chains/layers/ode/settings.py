@@ -170,7 +170,7 @@ def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tup
     if rtol is None and (interpolate or own):
         name, said = ("interpolate", "True") if interpolate else ("jumps", shown(jumps))
         raise ValueError(f"`{name}` (={said}) is of use with step control only: set `rtol` too")
-    for name, given, others in (("interpolate", interpolate, ("adjoint", "doses")), ("jumps", own, ("doses",))):
+    for name, given, others in (("interpolate", interpolate, ("adjoint",)), ("jumps", own, ("doses",))):
         for other in others if given else ():
             if value := getattr(ode, other):
                 raise ValueError(f"`{name}` (={shown(given)}) does not go with `{other}` (={shown(value)})")

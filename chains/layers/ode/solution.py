@@ -74,6 +74,13 @@ class Solution:
     def n(self) -> int:
         return self.inputs.n
 
+    @property
+    def times(self) -> View:
+        """With step control, the times of the output, as steps count them."""
+        found = self.clock if self.interpolation is None else self.interpolation.times
+        assert found is not None
+        return found
+
     # Forwards
 
     def forward(self, start: View, y: View, states: View | None = None) -> None:
@@ -173,7 +180,7 @@ class Solution:
             self._pull_steps(at, sums, d_state, dy, d_times, dx.slice(-1, n, known))
             sums.end_segment(at)
         if self.clock is not None:
-            self._add_cotangents(d_state, dy, self.clock.slice(-1, 0, 1))
+            self._add_cotangents(d_state, dy, self.times.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
         if self.course is not None:
@@ -226,7 +233,12 @@ class Solution:
         if self.interpolation is None:
             self._add_cotangents(d_state, dy, end, h)
             return None, ()
-        d_begin, *within = self.interpolation.pull(dy, Span(begin, end, h, h))
+        span = Span(begin, end, h, h)
+        d_begin, *within = self.interpolation.pull(dy, span)
+        if self.interpolation.d_times is not None:
+            kept, count = (self.s.x if self.tableau.gamma else self.s.k), range(self.tableau.stages)
+            pieces = [step.now(kept, 1).index(1, i).slice(-1, 0, self.n) for i in count]
+            self.interpolation.pull_times(dy, span, pieces[0], pieces)
         return d_begin, within
 
     def _add_up(self, d_state: View, d_time: View | None, d_seen: Sequence[View], at: Around, step: Steps) -> None:
@@ -235,6 +247,8 @@ class Solution:
         """
         add, terms = lambda *terms: sum(terms), [view.slice(-1, 0, self.n) for view in d_seen]
         more = [] if d_time is None else [d_time]
+        if self.interpolation is not None:  # interpolants begin after doses
+            terms, more = terms + more, []
         if self.course is not None:
             self.ops.map(d_state, add, d_state, *terms)
             self.course.pull(at, step, d_state, d_seen)
@@ -265,12 +279,11 @@ class Solution:
 
     def _add_cotangents(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
         """Record that the cotangents of the states at the end of a step of length h are added."""
-        assert self.clock is not None
         ops = self.ops
         here, total = ops.scratch("here", dy.sample_shape), ops.scratch("all here", d_state.sample_shape)
         taken = [] if h is None else [h.expand(-1)]
         picked = lambda time, t, d, *h: where((time == t) & (h[0] > 0.0) if h else time == t, d, 0.0)  # noqa: E731
-        ops.map(here, picked, self.clock.expand(-1), end.expand(-1), dy, *taken)
+        ops.map(here, picked, self.times.expand(-1), end.expand(-1), dy, *taken)
         ops.sum(total.expand(1), here)
         ops.map(d_state, lambda a, b: a + b, d_state, total)
 

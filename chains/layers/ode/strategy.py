@@ -286,7 +286,7 @@ class ControlledSteps(AtTimes):
         kind = ImplicitControl if ode.implicit else StepControl
         course = solution.course if isinstance(solution.course, ControlledCourse) else None
         control = kind(
-            setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, self.clock(setup), solution.inputs, self.stops(setup),
+            setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, solution.times, solution.inputs, self.stops(setup),
             solution.interpolation, course,
         )  # fmt: skip
         control.record(y, solution.grid, Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints), states, watch)

@@ -5,11 +5,9 @@ Each backend has a record of how it does the operation. `Loop` and `UpdateRows` 
 """
 
 from chains.program.operations.base import Operation, Total, users
-from chains.program.operations.elements import Copy, Fill, Map, Reduce
+from chains.program.operations.elements import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce, Copy, Fill, Map, Random, Reduce
 from chains.program.operations.images import Convolve, ConvolveInput, ConvolveWeight, Pair, Pool, PoolInput, Window
-from chains.program.operations.processes import COMMUNICATOR, COMMUNICATOR_WORDS, AllReduce
 from chains.program.operations.products import BatchMatMul, MatMul
-from chains.program.operations.random import Random
 from chains.program.operations.tables import Gather, ScatterAdd
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Operations element by element, and reductions."""
+"""Operations element by element, reductions, random numbers and sums over processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 from chains.expr import Formula, where
 from chains.program.operations.base import Operation, check_broadcast
 from chains.program.view import scratch_like
+
+COMMUNICATOR = "communicator"  # the buffer with the communicator to the others (`chains.support.communicator`)
+COMMUNICATOR_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,6 @@ class Reduce(Operation):
         t.add(a, chosen)
 
 
-@dataclass(frozen=True)
 class Copy(Operation):
     """out = the operand, broadcast to out's shape and converted to its type."""
 
@@ -96,3 +98,42 @@ class Fill(Operation):
 
     def transpose(self, t: Any) -> None:
         """It depends on nothing."""
+
+
+@dataclass(frozen=True)
+class Random(Operation):
+    """out = numbers uniform in [0, 1), a pure function of the key operand (seed, step) and of `draw`.
+
+    If the batch is divided among processes, a second operand is the number of the first sample: elements are counted over the
+    whole batch.
+
+    Element i is made of 32 random bits: word i of the stream of Philox4x64-10 with key (seed, 0) and
+    counter (1 + i // 8, draw, step, 0), low halves first; the number is ``(word >> 8) * 2**-24``.
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+
+    linear_in = ()
+
+    draw: int
+
+    def transpose(self, t: Any) -> None:
+        """It depends on nothing that has a cotangent."""
+
+
+class AllReduce(Operation):
+    """out = the sum of a over all processes, the same bits on each, for the operands (a, communicator).
+
+    All processes do their sums over processes in the order of the program. `out` and `a` are contiguous and hold no samples.
+    """
+
+    linear_in = (0,)
+
+    @property
+    def name(self) -> str:
+        return "all_reduce"
+
+    def check(self) -> None:
+        super().check()
+        (out,), (a, _) = self.outs, self.ins
+        if out.shape != a.shape or out.batched or not (out.contiguous and a.contiguous) or out.dtype != a.dtype:
+            raise ValueError(f"all_reduce: {out.text} and {a.text} must be contiguous, of one shape and type, without samples")

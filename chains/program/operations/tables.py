@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from chains.program.operations.base import Operation
 from chains.program.view import View
 
 
-@dataclass(frozen=True)
 class Gather(Operation):
     """out[i, ...] = table[index[i], ...] for the operands (table, index); an index out of range means the nearest row."""
 
@@ -26,7 +24,6 @@ class Gather(Operation):
         t.ops.scatter_add(target, t.value(index), d)
 
 
-@dataclass(frozen=True)
 class ScatterAdd(Operation):
     """out[index[i], ...] += source[i, ...] for the operands (index, source), with indices out of range as in `Gather`."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
 from chains.backends.native.kernels.convolve import Epilogue, mapped_views
@@ -24,7 +24,7 @@ from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import blocks, multiply_add
 from chains.backends.native.llvm.shuffles import sums_of_lanes
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation, Window
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Window
 from chains.program.view import View
 
 MIN_CHANNELS = 16  # with fewer, the transforms cost more than they save
@@ -41,9 +41,9 @@ INPUT_ROWS = ((0, 1.0), (2, -1.0)), ((1, 1.0), (2, 1.0)), ((2, 1.0), (1, -1.0)),
 SLOPE_ROWS = ((0, 1.0), (1, 0.0)), ((0, 1.0), (1, 1.0)), ((0, 1.0), (1, -1.0)), ((0, 0.0), (1, -1.0))
 
 
-def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
-    """Whether the operation is a convolution, or its gradient with respect to the input, for which this method is faster."""
-    if not isinstance(operation, (Convolve, ConvolveInput)) or operation.groups > 1:
+def suits(operation: Convolve | ConvolveInput) -> bool:
+    """Whether this method is faster."""
+    if operation.groups > 1:
         return False
     plain = Window((3, 3), padding=operation.window.padding) == operation.window
     outs, ins = operation.outs[0].sample_shape[0], operation.ins[0].sample_shape[0]
@@ -55,10 +55,8 @@ def packed_size(operation: Convolve | ConvolveInput) -> int:
     return TILE_ELEMENTS * operation.outs[0].sample_shape[0] * operation.ins[0].sample_shape[0]
 
 
-def workspace(operation: Operation, lanes: int, registers: int) -> int:
-    """Elements that each thread needs for transformed operands, and for products or sums."""
-    if suits_weight(operation, lanes):
-        return _WeightSums.of(lanes, registers, operation).workspace
+def workspace(operation: Convolve | ConvolveInput, lanes: int, registers: int) -> int:
+    """Elements that each thread needs for transformed operands, and for products."""
     if not suits(operation):
         return 0
     plan = _Winograd.of(lanes, registers, operation)
@@ -341,9 +339,14 @@ def _kernel_line(f: Function, g: list[Value]) -> list[Value]:
     ]
 
 
-def suits_weight(operation: Operation, lanes: int) -> TypeGuard[ConvolveWeight]:
-    """Whether the operation is a gradient of kernels for which this method is faster. Wide vectors need more channels."""
-    if not isinstance(operation, ConvolveWeight) or operation.groups > 1:
+def weight_workspace(operation: ConvolveWeight, lanes: int, registers: int) -> int:
+    """Elements that each thread needs for transformed operands, and for sums."""
+    return _WeightSums.of(lanes, registers, operation).workspace if suits_weight(operation, lanes) else 0
+
+
+def suits_weight(operation: ConvolveWeight, lanes: int) -> bool:
+    """Whether this method is faster. Wide vectors need more channels."""
+    if operation.groups > 1:
         return False
     x, dy = operation.ins
     channels = x.sample_shape[0], dy.sample_shape[0]
