@@ -164,21 +164,26 @@ class Transposer:
         return {place.cotangent.buffer for place in places if place.cotangent is not None}
 
     @lazy
-    def _means(self) -> dict[View, View]:
+    def _means(self) -> dict[View, tuple[View, int]]:
         return means(self.operations)
 
     def mean_of(self, view: View) -> View | None:
-        """The array whose mean another one holds; None if it holds none."""
-        return self._means.get(view)
+        """The array whose mean another one holds before the present operation; None if it holds none.
+
+        A step of a loop may read the mean of the step before it.
+        """
+        source, position = self._means.get(view, (None, 0))
+        return source if position < self._position else None
 
     @lazy
     def _divisions(self) -> dict[View, tuple[int, View, View]]:
         return divisions(self.operations)
 
-    def divided(self, view: View) -> tuple[View, View] | None:
-        """The quotient and the divisor of an array that is divided in its own memory later; the pullback reads both."""
-        position, quotient, divisor = self._divisions.get(view, (0, view, view))
-        if not self._is_version(view, quotient):
+    def divided(self, result: View) -> tuple[View, View] | None:
+        """The quotient and the divisor of a result that is divided in its own memory later; the pullback reads both."""
+        position, quotient, divisor = self._divisions.get(result, (0, result, result))
+        between = self.operations[self._position + 1 : position]
+        if not self._is_version(result, quotient) or any(overlap(out, result) for each in between for out in each.writes):
             return None
         self.reads += [Read(position, quotient, True), Read(position, divisor, False)]
         return quotient, divisor

@@ -221,12 +221,16 @@ class MapRule:
         return self.values[k]
 
     def _computed_again(self, out: _Out) -> list[tuple[int, int, int]]:
-        """Factors of a term that a division overwrites: each with the quotient and the divisor, whose product it is."""
+        """Factors of a term that a division overwrites: each with the quotient and the divisor, whose product it is.
+
+        They are results of the map, times their cotangents: these are divided by zero where the product would be.
+        """
         found, factors = [], () if out.rest else self._term(out.operand).product.factors
+        inputs, results = len(self.operation.ins), len(self.operation.outs)
         for node, power in factors:
             k = int(node.value) if node.operation == "input" else len(self.views)
             others: set[int] = set().union(*(inputs_of(each) for each, _ in factors if each is not node))
-            if k < len(self.operation.ins) + len(self.operation.outs) and power == 1 and k not in others:
+            if inputs <= k < inputs + results and power == 1 and k not in others and k + results in others:
                 quotient = self.t.divided(self.views[k])
                 if quotient is not None:
                     self.views += quotient
