@@ -141,12 +141,17 @@ class Transposer:
         if result != other.view or cotangent.shape != view.shape or cotangent.loop_strides or not cotangent.contiguous:
             return False
         before = (one for each in self.operations[: self._position] for one in each.views)
-        if any(one.buffer is result.buffer or self._is_version(one, result) for one in (*before, *now.ins)):
+        if any(self._contents_of(one) is self._contents_of(result) for one in (*before, *now.ins)):
             return False
         if any(isinstance(each, Loop) and any(one.buffer is view.buffer for one in each.views) for each in self.operations):
             return False
         self._moved[place] = cotangent
         return True
+
+    def _contents_of(self, view: View) -> Buffer:
+        """The array that a view shows, perhaps with earlier contents: the cotangents of all of them are in one memory."""
+        array = self._versions.get(view.buffer)
+        return view.buffer if array is None else array.view.buffer
 
     def _is_version(self, view: View, later: View) -> bool:
         """Whether a view shows earlier contents of the array of another one."""

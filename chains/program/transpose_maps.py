@@ -189,8 +189,8 @@ class MapRule:
 
     def _may_come_before(self, k: int) -> bool:
         """Whether the sum of a term may be recorded before the other terms, and does not repeat work."""
-        read = (*self._cotangents, *(self.views[out.added] for out in self.outs if out.added is not None))
-        if not self.outs or any(overlap(self.t.cotangent(self.operands[k]), each) for each in read):
+        used = (*self._cotangents, *self._written, *(self.views[out.added] for out in self.outs if out.added is not None))
+        if not self.outs or any(overlap(self.t.cotangent(self.operands[k]), each) for each in used):
             return False
         chosen = ((k, False, None), *((out.operand, out.rest, None) for out in self.outs))
         return is_apart(_formula(self.terms, len(self.views), chosen, ())[0], 0)

@@ -194,6 +194,23 @@ def divided_later(ops, x, y, p, s):
     ops.map(y, lambda e: e * e, s.e)
 
 
+def larger_of_a_part(ops, x, y, p, s):
+    """A map in the memory of an operand of which it reads a part too."""
+    ops.sum(s.row, x)
+    ops.map(s.e, lambda x, w: expr.exp(x * w), x, p.w)
+    ops.map(s.e, lambda e, w, part: (e + w) * part, s.e, s.row, s.e.slice(2, 1, 2))
+    ops.map(y, lambda e, x, w: expr.maximum(expr.maximum(w, x), abs(e)), s.e, x, p.w)
+
+
+def overwritten_twice(ops, x, y, p, s):
+    """The cotangent of the exponential goes where that of y was, but not to what y was before."""
+    ops.map(s.e, lambda x, w: expr.exp(x * w), x, p.w)
+    ops.sum(s.row, s.e)
+    ops.map(y, lambda e, r: e / r, s.e, s.row)
+    ops.map(y, lambda e: expr.sin(e), s.e)
+    ops.map(y, lambda y, x: y * y * x, y, x)
+
+
 def shared_sine(ops, x, y, p, s):
     """Terms of one sine: the map that sums for the weights would compute it again."""
     ops.map(y, lambda x, w: expr.sin(x * w), x, p.w)
@@ -222,9 +239,13 @@ def in_place(ops, x, y, p, s):
     ops.map(y, lambda e, y: expr.cos(e) * y, s.e, y)
 
 
-@pytest.mark.parametrize(
-    "function", [divided_tanh, divided_exp, divided_later, shared_sine, squares_of_rows, sums_of_sums, in_place]
-)
+SHARED = [
+    divided_tanh, divided_exp, divided_later, larger_of_a_part, overwritten_twice, shared_sine, squares_of_rows, sums_of_sums,
+    in_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SHARED)
 def test_shared_memory_and_maps(function):
     layer = Plain((2, 3), {"w": (3,), "m": (3, 3)}, SHAPES, function)
     check_in_a_direction(layer, (2, 3), native=True)
