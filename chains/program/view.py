@@ -340,7 +340,8 @@ class View:
     def _reshaped(self, shape: Shape) -> View:
         target = View(self.buffer, shape, c_strides(shape), self.offset, self.name, self.loop_strides)
         if not self.contiguous or target.sample_size != self.sample_size:
-            raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}")
+            hint = "" if self.contiguous else ": its elements are not together in memory; copy it to a scratch array first"
+            raise ValueError(f"a view of shape {shape_text(self.shape)} cannot be reshaped to {shape_text(shape)}{hint}")
         return target
 
     def __repr__(self) -> str:

@@ -155,3 +155,9 @@ def test_source_is_written_without_llvm(tmp_path):
     assert "model_step" in path.read_text()
     assert path.with_suffix(".h").exists()
     assert path.with_suffix(".f90").exists()
+
+
+def test_four_products_are_added_at_once():
+    text = CSource(interface(Chain(Dense(6, 5, bias=False)), gradient=None)).text(None)
+    assert "y_here[i * 5 + j] += factor0 * p[k * 5 + j] + factor1 * p[(k + 1) * 5 + j]" in text
+    assert "y_here[i * 5 + j] += factor0 * p[4 * 5 + j] + factor1 * p[5 * 5 + j];" in text  # what is left of six
