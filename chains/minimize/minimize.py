@@ -59,10 +59,10 @@ def minimize(
     gtol : float
         The method has converged when the gradient's largest entry is at most this. For "LM", when the gradient and the next
         step promise to lower the value by at most ``4 * gtol**2`` of the loss's size, the larger of r'r / 2 and p'J'Jp / 2 for
-        residuals r and their Jacobian J, and the next step by at most 3 % of the value. So no unit matters,
+        residuals r and their Jacobian J, and the next step by at most 3 % of the value. So no unit matters.
     ftol : float, optional
-        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1), for "LM" times the loss's size: by
-        default 2.2e-9 for "L-BFGS" and never for the others, as in SciPy.
+        It has also converged when an iteration lowers the value by at most `ftol` times max(abs(value), 1), for "LM" times
+        the loss's size. By default 2.2e-9 for "L-BFGS" and none for the others, as in SciPy.
     maxiter : int, optional
         The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
