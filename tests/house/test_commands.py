@@ -92,6 +92,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
+    "benchmarks.studies.records": ("wave --seeds 0 --seconds 1e-6", {"records.ADAM": 4, "records.EVERY": 4}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
