@@ -19,6 +19,7 @@ PROBLEMS = {
     "matrix_exp": 37, "mnist_mlp": 26, "latency": 23, "wide": 30, "lenet5": 49, "rosetta_cnn": 36, "pinn": 11,
     "derivatives": 19, "recurrent": 25, "attention": 5, "ude": 33, "sde": 19, "solver": 6, "rosetta_rnn": 60,
     "ensemble": 30, "ensemble_calls": 30, "fits": 40, "burgers": 44, "helmholtz": 45, "steady": 7, "events": 14,
+    "dense_output": 60, "sensitivities": 25,
 }  # fmt: skip
 PICTURES = Path(__file__).parents[1] / "docs" / "_static"
 

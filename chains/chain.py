@@ -449,8 +449,9 @@ class Chain(Series):
             As of `value_and_grad`.
         direction : str
             "forward" computes the tangents of all parameters in one pass, in lanes; "reverse" pulls each output of a sample
-            back. "auto" takes the cheaper one: forward if there are more outputs than trained parameters, and for an `ODE` if
-            there are at most four parameters for each output.
+            back. "auto" takes the cheaper one: forward if there are at least as many outputs as trained
+            parameters, and for an `ODE` if there are at most five parameters for each output (two, for more than 7 samples
+            of at most 8 outputs).
         state : array, shape (n_state,), optional
             As of `derivatives`.
         out : array, optional

@@ -24,9 +24,9 @@ from chains.expr.formulas import Replay, traced
 from chains.layers.derived import derive as derive_pullback
 from chains.layers.node import check_filled
 from chains.layers.softmax import log_sum_exp
+from chains.program.places import Place
 from chains.program.recorder import Recorder
 from chains.program.settings import FrozenOnceRecorded
-from chains.program.transpose import Place
 from chains.program.view import View, scratch_like
 from chains.support.checks import check_flags, check_labels, check_number, check_text
 

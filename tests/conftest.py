@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from chains import backends
 from chains.network import programs
 from chains.support import threads
-from tests import harness, selection
+from tests import harness, selection, state
 from tests.cupy import emulated
 
 settings.register_profile(
@@ -31,6 +31,22 @@ def nothing_recorded():
     compiled = sys.modules.get("chains.backends.native.compiled")
     if compiled is not None:
         compiled.COMPILED.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_changed():
+    """Every test leaves the state of the process as it was: types, threads, variables of the environment and the like."""
+    before = state.of_process()
+    yield
+    assert not (found := state.changes(before, state.of_process())), "the test has changed " + "; ".join(found)
+
+
+@pytest.fixture
+def jax64():
+    """JAX, in double precision. The test is skipped without it."""
+    jax = pytest.importorskip("jax")
+    with jax.enable_x64(True):
+        yield jax
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -130,8 +146,8 @@ def batch(request):
 @pytest.fixture
 def number():
     """The number of threads, which is as before afterwards."""
-    state = threads._number
-    before = state.chosen, state.default, state.blocks
-    yield state
-    state.chosen, state.default, state.blocks = before
-    state.resolve()
+    number = threads._number
+    before = number.chosen, number.default, number.blocks
+    yield number
+    number.chosen, number.default, number.blocks = before
+    number.resolve()

@@ -359,6 +359,7 @@ def _small(inputs: int, outputs: int) -> chains.Series:
 
 _DOSES = {"t0": 0.25, "t1": 0.75, "a0": 0.5, "a1": 1.0}  # times and amounts of two doses
 _TIMES = {"s0": -4.0, "s1": 0.5, "s2": 1.0}
+_LOOSE = {"rtol": 1e6, "atol": 1e6, "max_steps": 9}  # lengths of steps that do not depend on the states
 _FORCED = {"given": 1, "time": True, "forcing": ([0.0, 0.5, 1.0], [0.0, 1.0, -0.5])}
 LAYERS += [
     _layer("Equations",
@@ -401,6 +402,9 @@ LAYERS += [
           Shooting(chains.ODE(_dense(2, 2), (0.0, 1.0), "midpoint", 2), np.array([[0.0, 0.5], [0.5, 1.0]]), 2)),
          (1,), frozen=("0.a", "0.b", "0.c", "0.d")),
     _layer("ODE-control", chains.ODE(_dense(2, 2), (0.0, 0.25, 0.5), rtol=1e6, atol=1e6, max_steps=9), (2,)),
+    _layer("ODE-interpolated", chains.ODE(_dense(2, 2), (0.0, 0.25, 0.3, 0.5), interpolate=True, **_LOOSE), (2,)),
+    _layer("ODE-interpolated-implicit",
+           chains.ODE(_dense(2, 2), (0.0, 0.3, 0.5), "kvaerno3", interpolate=True, **_LOOSE), (2,)),
     _layer("ODE-event", chains.ODE(_dense(2, 2), (0.0, 0.5, 1.0), "midpoint", 2, event=_dense(2, 1)), (2,)),
     _layer("ODE-event-control",
            chains.ODE(_dense(2, 2), (0.0, 0.25, 0.5), rtol=1e6, atol=1e6, max_steps=9, event=_dense(2, 1)), (2,)),

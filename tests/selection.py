@@ -73,7 +73,7 @@ def _varied(places: list[int], calls: Sequence[Any], count: int) -> set[int]:
 
 
 def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The items with those of one case next to each other, so that a worker of xdist records and compiles it once."""
+    """The items with those of one case next to each other, so that a worker of xdist finds once what all of them compare."""
     places: dict[tuple, int] = {}
     for item in items:
         places.setdefault(_place(item), len(places))
@@ -83,4 +83,4 @@ def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:
 def _place(item: pytest.Item) -> tuple:
     given = item.callspec.params if hasattr(item, "callspec") else {}
     case = given.get("case")
-    return (item.path, case.name, given.get("backend_name")) if isinstance(case, Case) else (item.path, item.nodeid)
+    return (item.path, case.name) if isinstance(case, Case) else (item.path, item.nodeid)

@@ -88,6 +88,18 @@ class Feed(ABC):
         """Drop prefetched batches: the data or their order have changed."""
         return
 
+    def watch(self, names: Collection[str], largest: float) -> bool:
+        """Look at the numbers of these data sets whenever samples of them are taken, or no more if there are no names.
+
+        `spoiled` tells whether one was not finite, or larger than `largest`. Returns whether the feed can do that.
+        """
+        return not names
+
+    @property
+    def spoiled(self) -> bool:
+        """Whether a number was found since `watch` that does not fit."""
+        return False
+
 
 class MemberFeed(ABC):
     """Bound training steps of the members of an ensemble, and the data of their batches."""
@@ -178,6 +190,7 @@ class Backend(ABC):
     rounding: Mapping[str, float] = MappingProxyType({"float32": 3e-5, "float64": 1e-12})
     same_bits = True
     has_functions = False  # whether `function` ever returns one
+    takes_long_orders = False  # whether a feed costs the same for any length of its order
     has_member_calls = False  # whether there is a `bind_members`
     copied_bytes = COPIED_BYTES  # larger arrays are not copied; the program is bound again instead
 
@@ -412,14 +425,8 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
 
     Raises ValueError for an array that does not fit its buffer: compiled code would read and write out of bounds.
     """
+    check_arrays(program, batch, arrays)
     result = dict(arrays)
-    for name, array in arrays.items():
-        buffer = program.buffers[name]
-        size = buffer.size * (batch if buffer.batched else 1)
-        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
-            raise ValueError(
-                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
-            )
     for name, buffer in program.buffers.items():
         if buffer.role == "constant":
             assert buffer.data is not None
@@ -433,6 +440,17 @@ def caller_arrays(program: Program, batch: int, arrays: Arrays) -> dict[str, np.
         else:
             result[name] = np.empty(concrete(buffer.shape, batch), buffer.dtype)
     return result
+
+
+def check_arrays(program: Program, batch: int, arrays: Arrays) -> None:
+    """Raise ValueError for an array that does not fit its buffer."""
+    for name, array in arrays.items():
+        buffer = program.buffers[name]
+        size = buffer.size * (batch if buffer.batched else 1)
+        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
+            raise ValueError(
+                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, not {array.dtype} of shape {array.shape}"
+            )
 
 
 def aligned(nbytes: int) -> np.ndarray:

@@ -28,6 +28,7 @@ from chains.version import __version__
 TILE_BYTES = (
     1 << 10
 )  # scratch of a tile with more than one sample: 16 KiB gain a fifth for many samples, but stacks may be small
+LEAST_TILE = 3  # samples: two fill no vector, and GCC unrolls their loops and warns of memory that no sample fills
 STACK_BYTES = 4 << 10
 NUMBERS_IN_LINE = 6
 
@@ -157,7 +158,8 @@ class _Function:
         self.of_tile = [buffer for buffer in scratch if buffer.batched and buffer not in whole]
         self.fixed = [buffer for buffer in scratch if not buffer.batched]
         per_sample = sum(buffer.nbytes for buffer in self.of_tile)
-        self.tile = max(1, TILE_BYTES // max(1, per_sample))
+        fitting = TILE_BYTES // max(1, per_sample)
+        self.tile = fitting if fitting >= LEAST_TILE else 1
         self._names: dict[Buffer, str] = {}
 
     @property

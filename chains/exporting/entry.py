@@ -220,9 +220,10 @@ class _Entry:
                 self._do(f"prepare_{k}_{packer}")
             self._tiles(k, segment, plan)
         for position in range(len(segment.once)):
-            once = partial(self._do, f"once_{k}_{position}", ", i64 0, i64 1")
-            if segment.fused_update and segment.fused_update.work == position:
-                f.when(f.compare("sle", self.n, integer(plan.tile)), partial(self._do, f"rest_{k}"), once)
+            once, rest = partial(self._do, f"once_{k}_{position}", ", i64 0, i64 1"), partial(self._do, f"rest_{k}")
+            update = segment.fused_update
+            if update and update.work == position:
+                f.when(f.compare("sle", self.n, integer(1 if update.alone else plan.tile)), rest, once)
             else:
                 once()
 

@@ -1,14 +1,16 @@
 """The functions of C's mathematical library that LLVM's code would call: powers, and the sine and cosine of large arguments.
 
 All of them are computed number by number in double precision. Powers carry the logarithm in two doubles, so that they are
-within a unit in the last place. Sine and cosine take quarter turns off by as many digits of 2 / pi as the argument needs
-(Payne and Hanek, "Radian reduction for trigonometric functions", 1983), and are within three units.
+within a unit in the last place; that of a known base is a constant. Sine and cosine take quarter turns off by as many digits
+of 2 / pi as the argument needs (Payne and Hanek, "Radian reduction for trigonometric functions", 1983), and are within three
+units.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 
@@ -21,20 +23,59 @@ Pair = tuple[Value, Value]  # a number as the sum of two doubles, the second one
 
 def freestanding(text: str) -> str:
     """The assembly with these functions instead of the library's."""
+    text, bases = _with_known_bases(text)
     called = dict.fromkeys(re.findall(r"^declare (\S.*?) @llvm\.(pow|sin|cos)\.(\w+)\(", text, re.MULTILINE))
-    if not called:
+    if not called and not bases:
         return text
     text = re.sub(r"^declare .* @llvm\.(pow|sin|cos)\..*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"@llvm\.(pow|sin|cos)\.", r"@chains.\1.", text)
     module = Module()
     for name in dict.fromkeys(name for _, name, _ in called):
         module.add(_WRITERS[name](module), "internal")
+    for base in bases:
+        module.add(_power_of(module, base), "internal")
     for type, name, mangled in called:
         module.add(_each(module, name, mangled, type), "internal")
     own, _, _ = module.text().rpartition("attributes")
     declared = set(re.findall(r"^declare .*\n", text, re.MULTILINE))
     own = "".join(line for line in own.splitlines(keepends=True) if line not in declared)
     return text.replace("attributes #0", own.replace("@table", "@chains.table") + "attributes #0")
+
+
+_KNOWN = re.compile(r"@llvm\.pow\.f64\(double 0x([0-9A-F]{16}), ")
+
+
+def _with_known_bases(text: str) -> tuple[str, list[float]]:
+    """The assembly with a function for each known base of powers, and these bases: their logarithms are known too."""
+    digits = [each for each in dict.fromkeys(_KNOWN.findall(text)) if 0.0 < _double(each) < math.inf and _double(each) != 1.0]
+    for each in digits:
+        text = text.replace(f"@llvm.pow.f64(double 0x{each}, ", f"@{_name(_double(each))}(")
+    if "call double @llvm.pow.f64(" not in text:
+        text = re.sub(r"^declare .* @llvm\.pow\.f64\(.*\n", "", text, flags=re.MULTILINE)
+    return text, [_double(each) for each in digits]
+
+
+def _double(digits: str) -> float:
+    return float(struct.unpack(">d", bytes.fromhex(digits))[0])
+
+
+def _name(base: float) -> str:
+    return f"chains.power.{struct.pack('>d', base).hex()}"
+
+
+def _power_of(module: Module, base: float) -> Function:
+    """The powers of a positive number, which are those of `_pow`."""
+    f = Function(module, _name(base), [(DOUBLE, "y")], "double")
+    (y,) = f.arguments
+    most = number(DOUBLE, 2.0**70)
+    bound = f.select(f.compare("ogt", y, most), most, y)
+    bound = f.select(f.compare("olt", bound, number(DOUBLE, -(2.0**70))), number(DOUBLE, -(2.0**70)), bound)
+    with localcontext() as context:
+        context.prec = 50
+        log = _pair(Decimal(base).ln())
+    result = _exp(f, _times(f, log, (bound, number(DOUBLE, 0.0))))
+    f.line(f"ret {f.select(f.compare('uno', y, y), y, result)}")
+    return f
 
 
 def _each(module: Module, name: str, mangled: str, text: str) -> Function:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from chains.network.record import Criterion
 from chains.network.stepping import Stepping
 from chains.optimizers import Optimizer
 from chains.params import Layout
+from chains.program.operations import Map, Operation
 from chains.program.program import Program
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer
@@ -187,7 +188,8 @@ def interface_of(request: Request, name: str, baked: Mapping[str, np.ndarray]) -
     stepping, step = _step(net, dtype)
     about = _descriptions(request)
     calls = []
-    for kind, program in _programs(request, stepping, step).items():
+    for kind, recorded in _programs(request, stepping, step).items():
+        program = _with_settings(recorded)
         buffers = _buffers(request, program)
         always = (*ALWAYS, *ALWAYS_IN.get(kind, ()))
         taken = [each for each in ORDER[kind] if each in program.buffers or (each in always and each in buffers)]
@@ -216,6 +218,23 @@ def _programs(request: Request, stepping: Stepping | None, step: Program | None)
         if "jacobian" in request.derivatives:
             programs["stream_jacobian"] = record_by_inputs.step_jacobian(stepping, dtype)
     return programs | {each: DERIVATIVES[each](network, dtype) for each in request.derivatives}
+
+
+def _with_settings(program: Program) -> Program:
+    """The program with its settings as numbers in its formulas."""
+
+    def changed(operation: Operation) -> Operation:
+        if not isinstance(operation, Map):
+            return operation
+        known = {
+            position: float(view.buffer.data.item())
+            for position, view in enumerate(operation.ins)
+            if view.buffer.data is not None and view.buffer.size == 1 and not view.loop_strides
+        }
+        ins = tuple(view for position, view in enumerate(operation.ins) if position not in known)
+        return replace(operation, ins=ins, formula=operation.formula.given(known)) if known and ins else operation
+
+    return replace(program, operations=tuple(map(changed, program.operations)))
 
 
 def _descriptions(request: Request) -> dict[str, str]:

@@ -201,13 +201,13 @@ def slope(formula: Formula) -> Formula:
     """The derivative of ``y = f(x)``, as a formula of y alone, of x alone, or of x and y."""
     chain = _Chain(formula)
     x, y = chain.results[0], Expr("input", value=1)
-    found = _replaced(chain.number(chain.derivatives(0)[0]), {id(chain.outputs[0]): y})
-    used = {int(node.value) for node in _below(found) if node.operation == "input"}
+    found = replaced(chain.number(chain.derivatives(0)[0]), {id(chain.outputs[0]): y})
+    used = {int(node.value) for node in below(found) if node.operation == "input"}
     if used == {0}:
         return trace_nodes((found,), ("x",))
     if used == {0, 1}:
         return trace_nodes((found,), ("x", "y"))
-    return trace_nodes((_replaced(found, {id(y): x}),), ("y",))
+    return trace_nodes((replaced(found, {id(y): x}),), ("y",))
 
 
 def cotangents(formula: Formula, inputs: Sequence[Sequence[int]], outputs: Sequence[int]) -> list[Term]:
@@ -243,10 +243,10 @@ def _by_outputs(node: Expr, outputs: Sequence[Expr], first: int) -> Expr:
         if output.operation in ("max", "min"):
             wanted = "gt" if output.operation == "max" else "lt"
             for one, bound in (output.operands, output.operands[::-1]):
-                for each in _below(node) if bound.operation == "const" else ():
+                for each in below(node) if bound.operation == "const" else ():
                     if each.operation == wanted and key_of(each) == (wanted, each.value, key_of(one), key_of(bound)):
                         known[id(each)] = Expr(wanted, (y, bound))
-    return _replaced(node, known)
+    return replaced(node, known)
 
 
 class _Chain:
@@ -331,7 +331,7 @@ class _Chain:
         return self._formula.instructions[number - first].operands if number >= first else ()
 
 
-def _below(node: Expr) -> Iterator[Expr]:
+def below(node: Expr) -> Iterator[Expr]:
     """The node and all nodes below it."""
     seen: set[int] = set()
     left = [node]
@@ -343,7 +343,7 @@ def _below(node: Expr) -> Iterator[Expr]:
             yield node
 
 
-def _replaced(node: Expr, known: dict[int, Expr]) -> Expr:
+def replaced(node: Expr, known: dict[int, Expr]) -> Expr:
     """The node with those below it, and itself, replaced where their ids are `known`."""
 
     def moved(node: Expr) -> Expr:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature
 from types import FunctionType
@@ -66,6 +66,16 @@ class Formula:
         )
         names = tuple(self.inputs[position] for position in inputs)
         return Formula(names, instructions, tuple(renumber[number] for number in kept)), inputs
+
+    def given(self, values: Mapping[int, float]) -> Formula:
+        """The formula with numbers for the inputs at these positions."""
+        kept = [position for position in range(len(self.inputs)) if position not in values]
+        places = {position: new for new, position in enumerate((*kept, *values))}
+        places |= {number: number for number in range(len(self.inputs), len(self.inputs) + len(self.instructions))}
+        numbers = tuple(Instruction("const", value=value) for value in values.values())
+        rest = (replace(each, operands=tuple(places[k] for k in each.operands)) for each in self.instructions)
+        names = tuple(self.inputs[position] for position in kept)
+        return Formula(names, (*numbers, *rest), tuple(places[k] for k in self.outputs))
 
     def text(self, names: Sequence[str] | None = None) -> str:
         """The formula as a person would write it, with `names` for the inputs.

@@ -171,8 +171,12 @@ def _function(operation: str, doc: str) -> Callable[[Any], Any]:
     def function(x: Any) -> Any:
         return _unary(operation, x) if isinstance(x, Expr) else on_arrays(x)
 
-    function.__name__ = function.__qualname__ = operation
-    function.__doc__ = f"{doc}\n\nParameters\n----------\nx : Expr, number or array\n    The argument."
+    return _named(function, operation, f"{doc}\n\nParameters\n----------\nx : Expr, number or array\n    The argument.")
+
+
+def _named(function: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
     return function
 
 
@@ -223,9 +227,7 @@ def _choice(operation: str, name: str, doc: str) -> Callable[[Any, Any], Any]:
     def function(a: Any, b: Any) -> Any:
         return _binary(operation, a, b) if isinstance(a, Expr) or isinstance(b, Expr) else on_arrays(a, b)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{doc}\n\nParameters\n----------\na, b : Expr, number or array\n    The numbers."
-    return function
+    return _named(function, name, f"{doc}\n\nParameters\n----------\na, b : Expr, number or array\n    The numbers.")
 
 
 minimum = _choice("min", "minimum", "The smaller of two numbers, NaN if either is NaN.")

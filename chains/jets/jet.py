@@ -89,21 +89,26 @@ class Jet:
                 self._record(operation)
 
     def _record(self, operation: Operation) -> None:
+        linear, rule = operation.linear_in, RULES.get(type(operation))
         if self._holds and operation.held:
-            for out in operation.outs:
-                self._will_write(out, [ZERO], adjoint=False)
-            self.ops.operations.append(operation)
-            return
-        rule = RULES.get(type(operation))
-        if rule is None:
+            self._constant(operation)
+        elif linear is not None and len(linear) == 2:
+            self._product(operation)
+        elif linear:
+            self._on_rows(operation, operation.ins[linear[0]])  # the winners of a max pool are those of order zero
+        elif rule is not None:
+            rule(self, operation)
+        elif linear is not None or not any(map(self._is_active, operation.ins)):
+            self._constant(operation)
+        else:
             raise NotImplementedError(f"there is no rule for the derivatives of {operation.name} ({operation.label})")
-        rule(self, operation)
 
     def _constant(self, operation: Operation) -> None:
         """An operation that depends on no series."""
         zero = isinstance(operation, op.Fill) and operation.value == 0.0
-        self._will_write(operation.outs[0], [ZERO], adjoint=False, zero=zero)
-        self.ops.operations.append(operation)
+        for out in operation.outs:
+            self._will_write(out, [ZERO], adjoint=False, adds=operation.accumulates, zero=zero)
+        self.ops.operations.append(operation.on(lambda view: self.row(view, ZERO)))
 
     def _loop(self, loop: Loop) -> None:
         """A loop of series, which begins with all coefficients that its arrays have in any step."""
@@ -146,25 +151,6 @@ class Jet:
     @_state.setter
     def _state(self, state: State) -> None:
         self._written, self._adjoints, self._zeros = dict(state.written), set(state.adjoints), set(state.zeros)
-
-    def _first(self, operation: Operation) -> None:
-        """An operation that is linear in its first operand. The winners of a max pool are those of order zero."""
-        self._on_rows(operation, operation.ins[0])
-
-    def _scatter_add(self, operation: op.ScatterAdd) -> None:
-        self._on_rows(operation, operation.ins[1])
-
-    def _reduce(self, operation: op.Reduce) -> None:
-        if operation.kind == "max" and self._is_active(operation.ins[0]):
-            self._max(operation.outs[0], operation.ins[0])
-        else:
-            self._first(operation)
-
-    def _pool(self, operation: op.Pool) -> None:
-        if operation.kind == "max" and self._is_active(operation.ins[0]):
-            self._max_pool(operation)
-        else:
-            self._first(operation)
 
     def _is_active(self, view: View) -> bool:
         if self._is_adjoint(view):
@@ -251,8 +237,12 @@ class Jet:
 
     # Maxima
 
-    def _max(self, out: View, a: View) -> None:
+    def _max(self, operation: op.Reduce) -> None:
         """The largest entry, and the mean of the coefficients of all entries that equal it."""
+        (out,), (a,) = operation.outs, operation.ins
+        if not self._is_active(a):
+            self._constant(operation)
+            return
         ops, rows = self.ops, self._present(a)
         ops.max(self.row(out, ZERO), self.row(a, ZERO))
         count = scratch_like(out, f"winners of {out}")
@@ -271,6 +261,9 @@ class Jet:
         """The coefficients of the winners of order zero. The pullback of ones finds the winners."""
         ops, window = self.ops, operation.window
         (x,), (y,) = operation.ins, operation.outs
+        if not self._is_active(x):
+            self._constant(operation)
+            return
         if window.stride[0] < window.size[0] or window.stride[1] < window.size[1] or window.dilation != (1, 1):
             raise NotImplementedError(
                 f"derivatives of max pools are available where windows do not overlap, not for {window} ({operation.label})"
@@ -317,11 +310,8 @@ class Jet:
         self._written[buffer] = before | rows
 
 
-RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {
-    op.Fill: Jet._constant, op.Random: Jet._constant, op.Map: Jet._map, op.MatMul: Jet._product, op.BatchMatMul: Jet._product,
-    op.Convolve: Jet._product, op.ConvolveInput: Jet._product, op.ConvolveWeight: Jet._product, op.Reduce: Jet._reduce,
-    op.Pool: Jet._pool, op.PoolInput: Jet._first, op.Copy: Jet._first, op.Gather: Jet._first,
-    op.ScatterAdd: Jet._scatter_add, Loop: Jet._loop,
+RULES: dict[type[Operation], Callable[[Jet, Any], None]] = {  # where operations are not linear
+    op.Map: Jet._map, op.Reduce: Jet._max, op.Pool: Jet._max_pool, Loop: Jet._loop,
 }  # fmt: skip
 
 

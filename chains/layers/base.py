@@ -510,6 +510,12 @@ def check_sequence(layer: Layer, input: SampleShape, name: str = "", features: i
     """`input`, the shape of a sequence. Raises ValueError unless it is (time, features) with these `features`."""
     if len(input) != 2:
         raise ValueError(f"{layer!r} needs samples (time, features), not of shape {input}")
-    if features is not None and input[-1] != features:
-        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")
+    if features is not None:
+        check_last_axis(input, name, features)
     return input
+
+
+def check_last_axis(input: SampleShape, name: str, features: int) -> None:
+    """Raise ValueError unless the last axis of samples of this shape has these `features`, the setting `name`."""
+    if input[-1:] != (features,):
+        raise ValueError(f"`{name}` (={features}) must be the last length of the input's shape {input}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from chains.activations import Activation, identity, resolve
 from chains.initializers import InitializerLike, initializer
-from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.base import Declaration, Layer, SampleShape, check_last_axis
 from chains.layers.elementwise import record_activation, record_slope
 from chains.params import bounds_of
 from chains.program.recorder import Recorder
@@ -58,8 +58,7 @@ class Dense(Layer):
         return (self.inputs,)
 
     def declare(self, d: Declaration) -> None:
-        if d.input[-1:] != (self.inputs,):
-            raise ValueError(f"`inputs` (={self.inputs}) must be the last length of the input's shape {d.input}")
+        check_last_axis(d.input, "inputs", self.inputs)
         shape = (*d.input[:-1], self.outputs)
         d.param("weight", (self.inputs, self.outputs), self.weight_init, bounds=self.weight_bounds)
         if self.bias:

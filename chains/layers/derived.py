@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from chains.program.fusion import fused
 from chains.program.loop import Filled, Loop, all_operations
 from chains.program.operations import Copy, Operation
+from chains.program.places import Place, without_parts
 from chains.program.recorder import Recorder
-from chains.program.transpose import Place, kept, without_parts
 from chains.program.transpose_loops import LoopTransposer
+from chains.program.versions import kept, separated, together
 from chains.program.view import Batch, Buffer, View
 
 
@@ -48,7 +50,7 @@ class Derived:
         """The pullback with other arrays in the places of `arrays`, and perhaps with `fresh` scratch arrays."""
         places: dict[Buffer, list[tuple[Place, View]]] = {}
         for array, other in zip(self.arrays, arrays, strict=True):
-            if array != other:
+            if array is not other and array != other:
                 places.setdefault(array.buffer, []).append((Place(array, depth=self.depth), other))
         given = {array.buffer for array in self.arrays}
         own = {view.buffer for operation in self.pullback for view in operation.writes} if fresh else set()
@@ -70,15 +72,16 @@ def derive(
     with keeping_parts(ops, True), ops.aside() as operations:
         record()
     _check_reads(operations, places, results)
+    operations, versions = separated(operations, places)
     changed: list[Operation] | None = operations
     while changed is not None:
         operations = changed
         with ops.label(label), keeping_parts(ops, False), ops.aside() as pullback:
-            transposer = LoopTransposer(ops, operations, places)
+            transposer = LoopTransposer(ops, operations, places, versions)
             reads = transposer.record(results)
         operations = transposer.operations
         changed = kept(operations, reads, places)
-    return without_parts(operations), pullback
+    return without_parts(together(operations, versions, reads)), fused(pullback, transposer.private)
 
 
 def _check_reads(operations: Sequence[Operation], places: Sequence[Place], results: Sequence[View]) -> None:

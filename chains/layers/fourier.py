@@ -10,7 +10,7 @@ import numpy as np
 
 from chains.expr import cos, sin
 from chains.initializers import Normal
-from chains.layers.base import Declaration, Layer, SampleShape
+from chains.layers.base import Declaration, Layer, SampleShape, check_last_axis
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags, check_number
@@ -54,8 +54,7 @@ class Fourier(Layer):
         return (self.inputs,)
 
     def declare(self, d: Declaration) -> None:
-        if d.input[-1:] != (self.inputs,):
-            raise ValueError(f"`inputs` (={self.inputs}) must be the last length of the input's shape {d.input}")
+        check_last_axis(d.input, "inputs", self.inputs)
         d.param("frequencies", (self.inputs, self.features), Normal(self.deviation))
         if not self.trained:
             d.freeze("frequencies")

@@ -14,8 +14,8 @@ from chains.layers.derived import Derived, derive, keep, keeping_parts
 from chains.params import Slice
 from chains.program.alias import overlap
 from chains.program.operations import Operation
+from chains.program.places import Part, Place
 from chains.program.recorder import Recorder
-from chains.program.transpose import Part, Place
 from chains.program.view import Batch, Buffer, View, scratch_like
 from chains.support.messages import listed, meant
 
@@ -201,7 +201,7 @@ class Node:
         places += [Place(view, d, depth) for view, d in zip((*before, *after), carried, strict=True)]
         places += [Place(view, getattr(self.g, name), depth) for name, view in vars(self.p).items()]
         saved = [view for view in self._saved.values() if isinstance(view, View)]
-        return [*places, *(Place(view, scratch_like(view, f"d {view}"), depth) for view in saved)], cotangents
+        return [*places, *(Place(view, scratch_like(view, f"d {view}"), depth, own=True) for view in saved)], cotangents
 
     def _carried(self, name: str) -> list[View]:
         """The arrays that a cell carries; of others none."""

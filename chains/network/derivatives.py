@@ -172,9 +172,9 @@ def _matrix(second: np.ndarray, size: int) -> np.ndarray:
 def jacobian(call: Call) -> np.ndarray:
     """The derivatives of each sample's outputs with respect to the parameters, in the cheaper direction or in the given one."""
     _check_point(call)
-    if jacobian_direction.chosen(call.network, call.direction) == jacobian_direction.FORWARD:
+    if jacobian_direction.chosen(call.network, len(call.data["x"]), call.direction) == jacobian_direction.FORWARD:
         try:
-            return _pushed(call)
+            return _pushed(call)[1]
         except NotImplementedError:  # an operation without a rule for tangents
             call.network.lacks_tangents = True
             if call.direction == jacobian_direction.FORWARD:
@@ -186,14 +186,28 @@ def jacobian(call: Call) -> np.ndarray:
         return _sample_by_sample(call)
 
 
-def _pushed(call: Call) -> np.ndarray:
-    """Tangents of all parameters."""
+def outputs_and_jacobian(call: Call) -> tuple[np.ndarray, np.ndarray] | None:
+    """The outputs and their Jacobian, from one pass, for a call like those of `jacobian`; None where it is not done forward."""
+    _check_point(call)
+    if jacobian_direction.cheaper(call.network, len(call.data["x"])) == jacobian_direction.REVERSE:
+        return None
+    try:
+        return _pushed(call)
+    except NotImplementedError:
+        call.network.lacks_tangents = True
+        return None
+
+
+def _pushed(call: Call) -> tuple[np.ndarray, np.ndarray]:
+    """The outputs, and tangents of all parameters."""
     network, shape, masked = call.network, (*_output(call), call.network.n_params), "lengths" in call.data
     make = partial(record_derivatives.forward_jacobian, network, call.dtype, masked=masked)
     program = network.program(call.p, ("Jacobian, forward", call.dtype, masked), make)
     (result,) = _outs(call, [shape])
-    _run(call, program, {"j": result.reshape(len(result), math.prod(network.output_shape), network.n_params)})
-    return result
+    y = call.memory.empty(shape[:-1], call.dtype)
+    j = result.reshape(len(result), math.prod(network.output_shape), network.n_params)
+    _run(call, program, {"y": y, "j": j})
+    return y, result
 
 
 def _sample_by_sample(call: Call) -> np.ndarray:

@@ -1,9 +1,10 @@
 """The direction in which a Jacobian by the parameters is computed. The choice by cost is made here alone.
 
 In reverse, each output of a sample has a pullback, which is written out in the program. Forward, each trained parameter has a
-lane of the tangents, and the program is as long as one solution. Measured in calls of the network, a lane costs a seventh for
-one sample and a half for many, a pullback one to three. The pullbacks of a loop over steps also take seconds to compile. So
-networks with loops go forward with up to four lanes for each output.
+lane of the tangents, and the program is as long as one solution. For solutions of an `ODE`, measured in calls of the network, a
+lane costs a seventh for one sample and half a call for many, since a call of many samples fills vectors without lanes. A
+pullback costs one call, or two for many outputs and samples, whose arrays leave the caches, and a third of a second to compile.
+Without loops, pullbacks share the products of all samples.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from chains.program.loop import Loop
 from chains.support.checks import check_word
 
 FORWARD, REVERSE = "forward", "reverse"
-LANES_AN_OUTPUT = 4  # at most, for networks with loops
+FEW_SAMPLES, FEW_OUTPUTS = 7, 8
+LANES_AN_OUTPUT = 5  # at most, for networks with loops
+LANES_OF_FEW = 2  # for more than a few samples of few outputs
 
 
-def chosen(network: Network, asked: str = "auto") -> str:
+def chosen(network: Network, samples: int, asked: str = "auto") -> str:
     """The direction that a caller asks for, or the cheaper one.
 
     Raises ValueError for an unknown direction, NotImplementedError for "forward" if the network has no tangents.
@@ -29,13 +32,14 @@ def chosen(network: Network, asked: str = "auto") -> str:
     check_word("direction", asked, "auto", FORWARD, REVERSE)
     if asked == FORWARD:
         network.declaration.check_tangents()
-    return cheaper(network) if asked == "auto" else asked
+    return cheaper(network, samples) if asked == "auto" else asked
 
 
-def cheaper(network: Network) -> str:
-    """The cheaper direction for one sample."""
+def cheaper(network: Network, samples: int) -> str:
+    """The cheaper direction for a number of samples."""
     lanes, outputs = lanes_of(network), math.prod(network.output_shape)
-    if not 0 < lanes <= LANES_AN_OUTPUT * outputs or not network.declaration.has_tangents or network.lacks_tangents:
+    most = LANES_OF_FEW if samples > FEW_SAMPLES and outputs <= FEW_OUTPUTS else LANES_AN_OUTPUT
+    if not 0 < lanes <= most * outputs or not network.declaration.has_tangents or network.lacks_tangents:
         return REVERSE
     if lanes <= outputs:
         return FORWARD

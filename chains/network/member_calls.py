@@ -71,7 +71,7 @@ def _member(call: Call, members: Members, member: int) -> Call:
 
 
 def _run(call: Call, members: Members, executable: Executable, results: dict[str, np.ndarray], seeds: list[int]) -> bool:
-    """Run an executable for all members at once, which fills the `results`. Returns whether its backend can.
+    """Run an executable for all members together, which fills the `results`. Returns whether its backend can.
 
     All other arguments are checked before anything is written.
     """

@@ -265,11 +265,13 @@ def jacobian(network: Network, cotangents: int, dtype: Any, *, masked: bool = Fa
 
 
 def forward_jacobian(network: Network, dtype: Any, *, masked: bool = False) -> Program:
-    """j = the derivatives of each sample's outputs by the parameters, (batch, outputs, n_params), by tangents."""
+    """y = the outputs; j = their derivatives by the parameters for each sample, (batch, outputs, n_params), by tangents."""
     ops, p, x = _begin_series("Jacobian, forward", network, dtype, masked=masked)
     output = network.declaration.output_shape
     j = ops.external("j", (math.prod(output), network.layout.size), role="output", batched=True)
-    _record_tangents(ops, network, p, x, ops.scratch("y", output), j)
+    y = ops.scratch("y", output)
+    _record_tangents(ops, network, p, x, y, j)
+    ops.copy(ops.external("y", output, role="output", batched=True), y)
     return ops.finish()
 
 

@@ -40,7 +40,8 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     """The fitter on these data in machine code, or None. `own` data have a row for each member."""
     network, loss, n = second.network, second.loss, second.network.n_params
     dtype = np.dtype(np.float64)
-    forward = not isinstance(loss, SeriesLoss) and jacobian_direction.cheaper(network) == jacobian_direction.FORWARD
+    samples = data["x"].shape[1 if "x" in own else 0]
+    forward = not isinstance(loss, SeriesLoss) and jacobian_direction.cheaper(network, samples) == jacobian_direction.FORWARD
     most = MAX_JACOBIAN // max(1, n) if forward else MAX_RESIDUALS
     if not 0 < n <= MAX_PARAMETERS or second.per_sample > most:
         return None
@@ -71,7 +72,6 @@ def fitter_of(second: SecondOrder, data: Mapping[str, Any], own: Collection[str]
     arrays = {name: np.ascontiguousarray(array, kinds[name]) for name, array in used.items()}
     shared = {name: array for name, array in arrays.items() if not has_rows[name]} | model.settings | value.settings
     rows = {name: array for name, array in arrays.items() if has_rows[name]}
-    samples = data["x"].shape[1 if "x" in own else 0]
     return model.backend.fitter(model.program, value.program, samples, shared, rows)
 
 

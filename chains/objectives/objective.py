@@ -249,7 +249,7 @@ class Objective:
         """
         if self._second is None or isinstance(self._second.loss, SeriesLoss):
             return jacobian_direction.REVERSE
-        return jacobian_direction.cheaper(self._second.network)
+        return jacobian_direction.cheaper(self._second.network, self.batch)
 
     def compiled_fits(self, p: np.ndarray, low: np.ndarray, high: np.ndarray, gtol: float, ftol: float) -> CompiledFits | None:
         """Levenberg-Marquardt from rows of parameters in machine code, for `chains.minimize`; None if it cannot be compiled."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chains.losses import Loss, MSELoss, SquaredLoss
-from chains.network import calls, derivatives
+from chains.network import calls, derivatives, jacobian_direction
 from chains.network.call import Call
 from chains.network.network import Network
 from chains.penalties import Penalty
@@ -77,13 +77,24 @@ class SecondOrder:
             found = derivatives.residuals(self._call(p, data, part), with_jacobian=True)
             r, j = found["r"], found["j"]
         else:
-            r = self._differences(p, data, part)
-            lengths, state = lengths_in(data, part), data.get("state")
-            j = derivatives.jacobian(self.network, p, data["x"][part], lengths, "auto", state, None)
+            r, j = self._differences_with_jacobian(p, data, part)
         r, j = r.ravel(), j.reshape(r.size, len(p))
         _weigh(r, own)
         _weigh(j, own[:, None])
         return r, j
+
+    def _differences_with_jacobian(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Outputs minus targets of some samples, and the Jacobian of the outputs."""
+        x, lengths, state = data["x"][part], lengths_in(data, part), data.get("state")
+        call = Call(self.network, {"p": p, "x": x, "lengths": lengths, "state": state})
+        found = derivatives.outputs_and_jacobian(call)
+        if found is not None:
+            return found[0] - self._targets(data, part), found[1]
+        j = derivatives.jacobian(self.network, p, x, lengths, jacobian_direction.REVERSE, state, None)
+        return self._differences(p, data, part), j
+
+    def _targets(self, data: Mapping[str, Any], part: slice) -> Any:
+        return data["t"][part].reshape(-1, *self.network.output_shape)
 
     def _call(self, p: np.ndarray, data: Mapping[str, Any], part: slice) -> Call:
         """A call on some samples."""
@@ -96,7 +107,7 @@ class SecondOrder:
         y = np.empty((len(x), *self.network.output_shape))
         with suppress(FloatingPointError):  # a solution that ends early is NaN, from which minimisers step back
             calls.forward(self.network, x, p, lengths_in(data, part), data.get("state"), "eval", 0, y)
-        return y - data["t"][part].reshape(-1, *self.network.output_shape)
+        return y - self._targets(data, part)
 
     def factors(self, data: Mapping[str, Any]) -> np.ndarray:
         """The factors of the residuals that make half the sum of their squares the loss; 0 after a sample's length."""

@@ -12,10 +12,8 @@ from dataclasses import replace
 
 from chains.program.alias import conflict, overlap
 from chains.program.loop import Loop, fills_first, slot
-from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
+from chains.program.operations import MatMul, Operation, Reduce
 from chains.program.view import Batch, Buffer, View
-
-_MOVABLE = (MatMul, Map, Reduce, Copy, Fill)
 
 
 def hoisted(operations: Sequence[Operation], outside: frozenset[Buffer] = frozenset()) -> list[Operation]:
@@ -123,7 +121,7 @@ class _Split:
 
     def _moves(self, operation: Operation) -> bool:
         """Whether one operation can do the work of all steps."""
-        if not isinstance(operation, _MOVABLE):
+        if not operation.over_steps:
             return False
         signs = {view.loop_stride(self.depth) > 0 for view in operation.views if view.loop_stride(self.depth)}
         private = any(view.buffer in self._private for view in operation.views)

@@ -18,6 +18,7 @@ from chains.expr import Expr, Formula, key_of, trace_with_settings
 from chains.program import operations as op
 from chains.program.loop import Loop, Steps
 from chains.program.operations import COMMUNICATOR, COMMUNICATOR_WORDS, Operation, Window
+from chains.program.operations.base import check_broadcast, check_views
 from chains.program.program import Program
 from chains.program.settings import evaluate, numbers_of, symbolic
 from chains.program.simplify import simplified
@@ -244,20 +245,9 @@ class Recorder:
         accumulate : bool
             Whether to add to `out`.
         """
-        check_views("matmul", out, a, b)
-        if out.ndim > 2:
-            self._batch_matmul(out, a, b, accumulate)
-            return
-        if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
-            raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
-        self._record(op.MatMul((out,), (a, b), accumulate=accumulate, label=self._label))
-
-    def _batch_matmul(self, out: View, a: View, b: View, accumulate: bool) -> None:
-        fits = out.ndim == a.ndim == b.ndim and out.shape[:-2] == a.shape[:-2] == b.shape[:-2]
-        (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
-        if not fits or k != inner or out.shape[-2:] != (m, n) or any(isinstance(each, Batch) for each in (m, k, n)):
-            raise ValueError(f"matmul: {a.text} @ {b.text} does not fit {out.text}")
-        self._record(op.BatchMatMul((out,), (a, b), accumulate=accumulate, label=self._label))
+        check_views("matmul", out)
+        kind = op.BatchMatMul if out.ndim > 2 else op.MatMul
+        self.record(kind((out,), (a, b), accumulate=accumulate, label=self._label))
 
     def map(self, outs: View | tuple[View, ...], function: Callable[..., Any], *ins: View) -> None:
         """outs = function(*ins), element by element.
@@ -299,7 +289,7 @@ class Recorder:
         if formula.copied_input is not None:
             self.copy(outs[0], ins[formula.copied_input])
         else:
-            self._record(op.Map(outs, ins, formula, label=self._label))
+            self.record(op.Map(outs, ins, formula, label=self._label))
 
     def sum(self, out: View, a: View) -> None:
         """out = the sum of `a` over the axes `out` lacks or has with length 1.
@@ -309,7 +299,7 @@ class Recorder:
         out, a : View
             The sum, and the array to add up.
         """
-        self._reduce("sum", out, a)
+        self.record(op.Reduce((out,), (a,), "sum", label=self._label))
 
     def max(self, out: View, a: View) -> None:
         """out = the largest of `a` over the axes `out` lacks or has with length 1.
@@ -319,12 +309,7 @@ class Recorder:
         out, a : View
             The largest entries, and the array to look through.
         """
-        self._reduce("max", out, a)
-
-    def _reduce(self, kind: str, out: View, a: View) -> None:
-        check_views(kind, out, a)
-        check_broadcast(kind, out, a)
-        self._record(op.Reduce((out,), (a,), kind, label=self._label))
+        self.record(op.Reduce((out,), (a,), "max", label=self._label))
 
     def convolve(self, y: View, x: View, w: View, window: Window, *, groups: int = 1) -> None:
         """y = the convolution of the images x with the kernels w (see `chains.program.operations.Convolve`).
@@ -336,8 +321,7 @@ class Recorder:
         window, groups : Window, int
             Size, stride, padding and dilation; the number of groups of channels, each convolved separately.
         """
-        check_convolution("convolve", x, w, y, window, groups)
-        self._record(op.Convolve((y,), (x, w), window, groups, label=self._label))
+        self.record(op.Convolve((y,), (x, w), window, groups, label=self._label))
 
     def convolve_input(self, dx: View, dy: View, w: View, window: Window, *, groups: int = 1) -> None:
         """dx = the gradient of `convolve` with respect to x.
@@ -347,8 +331,7 @@ class Recorder:
         dx, dy, w, window, groups
             As of `convolve`; `dy` is the gradient with respect to y.
         """
-        check_convolution("convolve_input", dx, w, dy, window, groups)
-        self._record(op.ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
+        self.record(op.ConvolveInput((dx,), (dy, w), window, groups, label=self._label))
 
     def convolve_weight(self, dw: View, x: View, dy: View, window: Window, *, groups: int = 1) -> None:
         """dw = the gradient of `convolve` with respect to w.
@@ -358,8 +341,7 @@ class Recorder:
         dw, x, dy, window, groups
             As of `convolve`; `dy` is the gradient with respect to y.
         """
-        check_convolution("convolve_weight", x, dw, dy, window, groups)
-        self._record(op.ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
+        self.record(op.ConvolveWeight((dw,), (x, dy), window, groups, label=self._label))
 
     def pool(self, kind: str, y: View, x: View, window: Window, *, count_padding: bool = True) -> None:
         """y = the largest or the mean entry of each window of x (see `chains.program.operations.Pool`).
@@ -373,8 +355,7 @@ class Recorder:
         window, count_padding : Window, bool
             Size, stride and padding; whether zeros of the padding count in a mean.
         """
-        check_pool(kind, x, y, window)
-        self._record(op.Pool((y,), (x,), kind, window, count_padding, label=self._label))
+        self.record(op.Pool((y,), (x,), kind, window, count_padding, label=self._label))
 
     def pool_input(
         self, kind: str, dx: View, dy: View, x: View, y: View, window: Window, *, count_padding: bool = True
@@ -386,9 +367,8 @@ class Recorder:
         kind, dx, dy, x, y, window, count_padding
             As of `pool`; `dy` is the gradient with respect to y.
         """
-        check_pool(kind, x, y, window)
         ins = (dy, x, y) if kind == "max" else (dy,)
-        self._record(op.PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
+        self.record(op.PoolInput((dx,), ins, kind, window, count_padding, label=self._label))
 
     def gather(self, out: View, table: View, index: View) -> None:
         """out[i] = table[index[i]].
@@ -398,7 +378,7 @@ class Recorder:
         out, table, index : View
             The rows, the table that contains them, and their numbers.
         """
-        self._record(op.Gather((out,), (table, index), label=self._label))
+        self.record(op.Gather((out,), (table, index), label=self._label))
 
     def scatter_add(self, out: View, index: View, source: View) -> None:
         """out[index[i]] += source[i].
@@ -408,7 +388,7 @@ class Recorder:
         out, index, source : View
             The table, the numbers of its rows, and the rows to add.
         """
-        self._record(op.ScatterAdd((out,), (index, source), label=self._label))
+        self.record(op.ScatterAdd((out,), (index, source), label=self._label))
 
     def random(self, out: View, *, fixed: bool = False) -> None:
         """out = uniform numbers in [0, 1) that depend only on the caller's seed and step (see `Random`).
@@ -426,7 +406,7 @@ class Recorder:
         ins = [self._seed_zero if fixed else self.external("random", (2,), role="input", dtype=np.uint64)]
         if self.parallel and out.batched:
             ins.append(self.external("first_sample", (), role="input", dtype=np.uint64))
-        self._record(op.Random((out,), tuple(ins), self._draws, label=self._label))
+        self.record(op.Random((out,), tuple(ins), self._draws, label=self._label))
         self._draws += 1
 
     def all_reduce(self, out: View, a: View) -> None:
@@ -440,12 +420,8 @@ class Recorder:
         check_views("all_reduce", out, a)
         if self._depth:
             raise ValueError(f"all_reduce: `{out}` is in a loop: sum up after the loop")
-        if out.shape != a.shape or out.batched or not (out.contiguous and a.contiguous) or {out.dtype, a.dtype} != {self.dtype}:
-            raise ValueError(
-                f"all_reduce: {out.text} and {a.text} must be contiguous, of one shape, {self.dtype}, without samples"
-            )
         communicator = self.external(COMMUNICATOR, (COMMUNICATOR_WORDS,), role="input", dtype=np.int64)
-        self._record(op.AllReduce((out,), (a, communicator), label=self._label))
+        self.record(op.AllReduce((out,), (a, communicator), label=self._label))
 
     def over_processes(self, *sums: View) -> tuple[View, ...]:
         """The sums over the whole batch, of sums over the samples of this process; the same views if there is one process.
@@ -478,10 +454,8 @@ class Recorder:
         out, a : View
             The arrays; `a` broadcasts to `out`.
         """
-        check_views("copy", out, a)
-        check_broadcast("copy", a, out)
         if out != a:
-            self._record(op.Copy((out,), (a,), label=self._label))
+            self.record(op.Copy((out,), (a,), label=self._label))
 
     def fill(self, out: View, value: float) -> None:
         """out = value.
@@ -491,12 +465,21 @@ class Recorder:
         out, value : View, float
             The array and the number.
         """
-        check_views("fill", out)
         if not is_real(value):
             raise TypeError(f"`value` (={shown(value)}) must be a number, such as 0.0")
-        self._record(op.Fill((out,), (), float(value), label=self._label))
+        self.record(op.Fill((out,), (), float(value), label=self._label))
 
-    def _record(self, operation: Operation) -> None:
+    def record(self, operation: Operation) -> None:
+        """Add an operation, after a check that its operands fit together.
+
+        Parameters
+        ----------
+        operation : Operation
+            One of `chains.program.operations`. Without a label, it gets that of the layer.
+        """
+        operation.check()
+        if self._label and not operation.label:
+            operation = replace(operation, label=self._label)
         for out in operation.outs:
             if out.buffer.role in ("input", "constant"):
                 raise ValueError(f"{operation.name}: `{out}` belongs to the {out.buffer.role}s and may only be read")
@@ -511,43 +494,3 @@ class Recorder:
         """The program of the recorded operations, without results that are never read."""
         settings = tuple((view.buffer.name, node) for view, node in self._settings.values())
         return Program(self.name, self.dtype, tuple(simplified(self.operations)), settings)
-
-
-# Whether the operands of an operation fit together
-
-
-def check_views(name: str, *views: Any) -> None:
-    """Raise TypeError unless all of these are arrays of a program."""
-    for view in views:
-        if not isinstance(view, View):
-            raise TypeError(
-                f"{name}: `{shown(view)}` is not an array of this program: write numbers in the formula, as in "
-                "ops.map(y, lambda x: 2 * x, x), and make other arrays part of the program with ops.constant(name, array)"
-            )
-
-
-def check_broadcast(name: str, small: View, large: View) -> None:
-    """Raise unless `small` broadcasts to the shape of `large` by NumPy's rule."""
-    pairs = list(zip(reversed(small.shape), reversed(large.shape), strict=False))
-    if small.ndim > large.ndim or any(a not in (b, 1) for a, b in pairs):
-        raise ValueError(f"{name}: {small} does not broadcast to {large}")
-
-
-def check_convolution(name: str, x: View, w: View, y: View, window: Window, groups: int) -> None:
-    """Raise unless images, kernels and window fit together."""
-    check_views(name, x, w, y)
-    fits = x.ndim == y.ndim == w.ndim == 4 and x.batched and y.batched
-    if fits:
-        (channels, *inputs), (outputs, *positions) = x.sample_shape, y.sample_shape
-        fits = w.shape == (outputs, channels // groups, *window.size) and channels % groups == outputs % groups == 0
-        fits = fits and window.outputs((inputs[0], inputs[1])) == tuple(positions)
-    if not fits:
-        raise ValueError(f"{name}: images {x.text} and {y.text} do not fit kernels {w.text}, window {window}, {groups} groups")
-
-
-def check_pool(kind: str, x: View, y: View, window: Window) -> None:
-    """Raise unless images and window fit together."""
-    check_views(f"{kind} pool", x, y)
-    fits = kind in ("max", "mean") and x.ndim == y.ndim == 4 and x.batched and x.shape[:2] == y.shape[:2]
-    if not fits or window.outputs((x.sample_shape[1], x.sample_shape[2])) != y.sample_shape[1:]:
-        raise ValueError(f"{kind} pool: images {x.text} and {y.text} do not fit the window {window}")

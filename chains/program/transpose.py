@@ -8,87 +8,21 @@ in-place work stays in place. The result is an ordinary list of operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import prod
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from chains.expr import Expr, trace_nodes, where
-from chains.expr.derivatives import cotangents
-from chains.expr.formulas import Formula
-from chains.expr.nodes import as_expr
 from chains.program import operations as op
-from chains.program.alias import across, overlap
+from chains.program.alias import overlap
+from chains.program.cancelling import cancels, divisions, means
 from chains.program.loop import Loop
 from chains.program.operations import Operation
+from chains.program.places import Part, Place, Read
 from chains.program.recorder import Recorder
+from chains.program.transpose_maps import MapRule
 from chains.program.view import Batch, Buffer, View, scratch_like
-
-
-@dataclass(frozen=True)
-class Part(Operation):
-    """y = a layer within the layer that is recorded, for the operand x. It stands for the layer's operations."""
-
-    node: Any
-    operations: tuple[Operation, ...]
-
-
-def without_parts(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations, with those of each part in its place."""
-    return [
-        each for operation in operations for each in (operation.operations if isinstance(operation, Part) else (operation,))
-    ]
-
-
-@dataclass(frozen=True)
-class Place:
-    """An array that a layer is given, and the array for its cotangent, or None if it needs none.
-
-    `depth` is the number of loops around the layer. Parts of the array may advance in loops of the layer.
-    """
-
-    view: View
-    cotangent: View | None = None
-    depth: int = 0
-
-    def holds(self, view: View) -> bool:
-        """Whether the view is a part of the array."""
-        own = self.view
-        if view.buffer is not own.buffer or any(view.loop_stride(k) != own.loop_stride(k) for k in range(self.depth)):
-            return False
-        first = view.offset - own.offset
-        return first >= 0 and first + sum((n - 1) * stride for n, stride in _sample_axes(view)) < max(prod(own.sample_shape), 1)
-
-    def to(self, view: View, other: View) -> View:
-        """The same part of another array of this shape."""
-        strides = list(view.strides)
-        if self.view.batched and self.view.strides[0] != other.strides[0]:
-            strides = [
-                other.strides[0] if isinstance(n, Batch) else stride for n, stride in zip(view.shape, strides, strict=True)
-            ]
-        offset = other.offset + view.offset - self.view.offset
-        moved = View(other.buffer, view.shape, tuple(strides), offset, "", other.loop_strides)
-        for depth in range(self.depth, len(view.loop_strides)):
-            moved = moved.advancing(depth, view.loop_strides[depth])
-        return moved
-
-
-def _sample_axes(view: View) -> list[tuple[int, int]]:
-    """The lengths and strides of the axes of one sample."""
-    axes = zip(view.shape, view.strides, strict=True)
-    return [(n.per_sample if isinstance(n, Batch) else n, stride) for n, stride in axes]
-
-
-@dataclass(frozen=True)
-class Read:
-    """A value that the pullback reads: that of `view` before or after the operation at a position."""
-
-    position: int
-    view: View
-    after: bool
+from chains.support.caching import lazy
 
 
 class Transposer:
@@ -102,26 +36,38 @@ class Transposer:
         Those of the forward pass.
     places : sequence of Place
         The arrays that the layer is given. Cotangents of results are filled beforehand, as `given` says.
+    versions : mapping
+        The memory of earlier contents of arrays, whose cotangents are in the memory of those of the arrays.
     """
 
-    def __init__(self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place]) -> None:
+    def __init__(
+        self, ops: Recorder, operations: Sequence[Operation], places: Sequence[Place],
+        versions: Mapping[Buffer, Place] | None = None,
+    ) -> None:  # fmt: skip
         self.ops = ops
         self.operations = list(operations)  # those of loops change: they keep what the pullback reads
         self.reads: list[Read] = []
         self._places = places
+        self._versions = versions or {}
+        self._given: dict[Buffer, list[Place]] = {}
+        for place in places:
+            self._given.setdefault(place.view.buffer, []).append(place)
         self._known: dict[View, Place] = {}
         self._own: dict[Buffer, Place] = {}
         self._filled: dict[tuple[Buffer, tuple[int, ...]], np.ndarray] = {}
         self._masks: dict[View, np.ndarray] = {}
         self._position = 0
         self._active: set[Place] = {place for place in places if place.cotangent is not None}
+        self._results: list[Place] = []
+        self._moved: dict[Place, View] = {}  # cotangents in the memory of others
+        self._spread: dict[View, tuple[View, Operation]] = {}  # cotangents that are copies of smaller arrays, and the copies
 
     def record(self, results: Sequence[View]) -> list[Read]:
         """Record the pullback of the cotangents of `results`, which are filled. Returns what it reads.
 
         Cotangents without a term are filled with zeros.
         """
-        places = [self.place(result) for result in results]
+        self._results = places = [self.place(result) for result in results]
         self._find_active(places)
         for result in results:
             self.mark(self.cotangent(result))
@@ -135,33 +81,41 @@ class Transposer:
         for position in reversed(range(len(self.operations))):
             self._position, operation = position, self.operations[position]
             if self._depends(operation) and any(self.has_terms(view) for view in operation.outs):
-                self.rule(operation)(self, operation)
+                self.transpose(operation)
             elif not operation.accumulates:
                 for out in operation.outs:
                     self._forget(out)
 
-    @staticmethod
-    def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
-        """The rule of an operation. Raises NotImplementedError, with its name, if there is none."""
-        rule = RULES.get(type(operation))
-        if rule is None:
-            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
-        return rule
+    def transpose(self, operation: Operation) -> None:
+        """Record the pullback of one operation."""
+        operation.transpose(self)
+
+    def transpose_map(self, operation: op.Map) -> None:
+        """Record the pullback of a map."""
+        MapRule(self, operation).record()
+
+    def check(self, operation: Operation) -> None:
+        """Raise NotImplementedError, with its name, for an operation whose pullback is not known."""
+        if type(operation).transpose is Operation.transpose:
+            operation.transpose(self)
 
     # Arrays and their cotangents
 
     def place(self, view: View) -> Place:
         """The array that a view is a part of."""
         if view not in self._known:
-            given = next((place for place in self._places if place.holds(view)), None)
+            given = next((place for place in self._given.get(view.buffer, ()) if place.holds(view)), None)
             self._known[view] = self._scratch(view.buffer) if given is None else given
         return self._known[view]
 
     def _scratch(self, buffer: Buffer) -> Place:
         """The array of a buffer that the layer is not given."""
         if buffer not in self._own:
-            whole = buffer.whole
-            cotangent = scratch_like(whole, f"d {whole}") if buffer.role == "scratch" else None
+            whole, later = buffer.whole, self._versions.get(buffer)
+            if later is not None:
+                cotangent = (later if later in self._places else self._scratch(later.view.buffer)).cotangent
+            else:
+                cotangent = scratch_like(whole, f"d {whole}") if buffer.role == "scratch" else None
             self._own[buffer] = Place(whole, cotangent, self.ops.depth)
         return self._own[buffer]
 
@@ -172,8 +126,71 @@ class Transposer:
     def cotangent(self, view: View) -> View:
         """The cotangent of a view, filled or not."""
         place = self.place(view)
-        assert place.cotangent is not None
-        return place.to(view, place.cotangent)
+        cotangent = self._moved.get(place, place.cotangent)
+        assert cotangent is not None
+        return place.to(view, cotangent)
+
+    def moved(self, view: View, result: View, cotangent: View) -> bool:
+        """Whether the cotangent of an array goes to the memory of that of a result, which only the present operation fills.
+
+        The other one is then scratch that is never used.
+        """
+        place, other, now = self.place(view), self.place(result), self.operations[self._position]
+        if not self._is_own(place) or place in self._moved or view != place.view or self._mask(self.cotangent(view)).any():
+            return False
+        if result != other.view or cotangent.shape != view.shape or cotangent.loop_strides or not cotangent.contiguous:
+            return False
+        before = (one for each in self.operations[: self._position] for one in each.views)
+        if any(one.buffer is result.buffer or self._is_version(one, result) for one in (*before, *now.ins)):
+            return False
+        if any(isinstance(each, Loop) and any(one.buffer is view.buffer for one in each.views) for each in self.operations):
+            return False
+        self._moved[place] = cotangent
+        return True
+
+    def _is_version(self, view: View, later: View) -> bool:
+        """Whether a view shows earlier contents of the array of another one."""
+        array = self._versions.get(view.buffer)
+        return array is not None and array.view == self.place(later).view
+
+    def _is_own(self, place: Place) -> bool:
+        """Whether nothing else uses the cotangent of an array."""
+        return place.own or place not in self._places
+
+    @property
+    def private(self) -> set[Buffer]:
+        """The arrays that nothing reads after the pullback: cotangents, but for those of operands of the layer."""
+        places = [*self._own.values(), *(place for place in self._places if place.own or place in self._results)]
+        return {place.cotangent.buffer for place in places if place.cotangent is not None}
+
+    @lazy
+    def _means(self) -> dict[View, View]:
+        return means(self.operations)
+
+    def mean_of(self, view: View) -> View | None:
+        """The array whose mean another one holds; None if it holds none."""
+        return self._means.get(view)
+
+    @lazy
+    def _divisions(self) -> dict[View, tuple[int, View, View]]:
+        return divisions(self.operations)
+
+    def divided(self, view: View) -> tuple[View, View] | None:
+        """The quotient and the divisor of an array that is divided in its own memory later; the pullback reads both."""
+        position, quotient, divisor = self._divisions.get(view, (0, view, view))
+        if not self._is_version(view, quotient):
+            return None
+        self.reads += [Read(position, quotient, True), Read(position, divisor, False)]
+        return quotient, divisor
+
+    def spread_over(self, cotangent: View) -> View:
+        """The smaller array that a cotangent is a copy of, which is then not made; or the cotangent."""
+        found, copy = self._spread.get(cotangent, (cotangent, None))
+        position = next((k for k in reversed(range(len(self.ops.operations))) if self.ops.operations[k] is copy), None)
+        if position is None:
+            return cotangent
+        del self.ops.operations[position]
+        return found
 
     def value(self, view: View, *, after: bool = False) -> View:
         """The view, whose contents before or after the present operation the pullback reads."""
@@ -206,6 +223,9 @@ class Transposer:
                 term = total
             self.ops.map(target, lambda total, term: total + term, target, term)
         self.mark(target)
+        last = self.ops.operations[-1:]
+        if last and isinstance(last[0], op.Copy) and last[0].outs == (target,) and last[0].ins[0].shape != target.shape:
+            self._spread[target] = last[0].ins[0], last[0]
 
     def fill(self, view: View, record: Callable[[View], None]) -> None:
         """Add a term that `record` writes to an array: the cotangent itself, if it has no other term."""
@@ -238,6 +258,9 @@ class Transposer:
     def mark(self, cotangent: View, *, filled: bool = True) -> None:
         """Note whether a cotangent has terms."""
         self._mask(cotangent)[...] = filled
+        for each, (source, _) in list(self._spread.items()):
+            if overlap(each, cotangent) or overlap(source, cotangent):
+                del self._spread[each]
 
     def has_terms(self, view: View) -> bool:
         """Whether the cotangent of a view has terms."""
@@ -264,218 +287,26 @@ class Transposer:
     def _find_active(self, results: Sequence[Place]) -> None:
         """Find the arrays that depend on the input or a parameter. Raises NotImplementedError for operations without a rule."""
         self._active.difference_update(results)
-        for operation in self.operations:
+        for position, operation in enumerate(self.operations):
             if self._depends(operation):
-                self.rule(operation)
+                self.check(operation)
+                if isinstance(operation, op.Reduce) and operation.kind == "max" and self._cancels(position, results):
+                    continue
                 self._active.update(self.place(view) for view in operation.outs if self.place(view).cotangent is not None)
         self._active.update(results)
+
+    def _cancels(self, position: int, results: Sequence[Place]) -> bool:
+        """Whether derivatives through a maximum cancel. Those through other arrays are as short as what would find it out."""
+        return cancels(self.operations, position, lambda view: any(place.holds(view) for place in results))
 
     def _depends(self, operation: Operation) -> bool:
         """Whether the results depend on the input or a parameter, as those of another layer may in any case."""
         return isinstance(operation, Part) or any(self.is_active(view) for view in operation.ins)
 
-    # Rules
-
-    def _constant(self, operation: Operation) -> None:
-        """An operation whose operands, if any, depend on nothing."""
-
-    def _map(self, operation: op.Map) -> None:
-        _MapRule(self, operation).record()
-
-    def _matmul(self, operation: op.MatMul) -> None:
-        (out,), (a, b) = operation.outs, operation.ins
-        d = self.take(out)
-        for operand, left, right in ((b, a, None), (a, None, b)):
-            if self.is_active(operand):
-                target = self.cotangent(operand)
-                first = d if left is None else _transposed(self.value(left))
-                second = d if right is None else _transposed(self.value(right))
-                self.ops.matmul(target, first, second, accumulate=self.begun(target))
-                self.mark(target)
-
-    def _reduce(self, operation: op.Reduce) -> None:
-        (out,), (a,) = operation.outs, operation.ins
-        d = self.take(out)
-        if operation.kind == "sum":
-            self.add(a, d)
-            return
-        a, largest, ops = self.value(a), self.value(out, after=True), self.ops
-        chosen, count, share = scratch_like(a, "chosen"), scratch_like(out, "count"), scratch_like(out, "share")
-        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
-        ops.sum(count, chosen)
-        ops.map(share, lambda d, count: d / count, d, count)
-        ops.map(chosen, lambda a, largest, share: where(a == largest, share, 0.0), a, largest, share)
-        self.add(a, chosen)
-
-    def _copy(self, operation: op.Copy) -> None:
-        self.add(operation.ins[0], self.take(operation.outs[0]))
-
-    def _convolve(self, operation: op.Convolve) -> None:
-        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(y), operation.groups
-        if self.is_active(w):
-            self.fill(w, lambda dw: ops.convolve_weight(dw, self.value(x), d, *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve_input(dx, d, self.value(w), *rest, groups=groups))
-
-    def _convolve_input(self, operation: op.ConvolveInput) -> None:
-        (y,), (x, w), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(y), operation.groups
-        if self.is_active(w):
-            self.fill(w, lambda dw: ops.convolve_weight(dw, d, self.value(x), *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve(dx, d, self.value(w), *rest, groups=groups))
-
-    def _convolve_weight(self, operation: op.ConvolveWeight) -> None:
-        (w,), (x, y), ops, rest = operation.outs, operation.ins, self.ops, (operation.window,)
-        d, groups = self.take(w), operation.groups
-        if self.is_active(y):
-            self.fill(y, lambda dy: ops.convolve(dy, self.value(x), d, *rest, groups=groups))
-        if self.is_active(x):
-            self.fill(x, lambda dx: ops.convolve_input(dx, self.value(y), d, *rest, groups=groups))
-
-    def _pool(self, operation: op.Pool) -> None:
-        (y,), (x,), kind = operation.outs, operation.ins, operation.kind
-        d, largest = self.take(y), kind == "max"
-        values = (self.value(x), self.value(y, after=True)) if largest else (x, y)
-        padding, window = operation.count_padding, operation.window
-        self.fill(x, lambda dx: self.ops.pool_input(kind, dx, d, *values, window, count_padding=padding))
-
-    def _pool_input(self, operation: op.PoolInput) -> None:
-        if operation.kind == "max":
-            raise NotImplementedError(f"there is no rule for the pullback of `{operation.name}`: write the layer's pullback")
-        d, window, padding = self.take(operation.outs[0]), operation.window, operation.count_padding
-        self.fill(operation.ins[0], lambda dy: self.ops.pool("mean", dy, d, window, count_padding=padding))
-
-    def _gather(self, operation: op.Gather) -> None:
-        table, index = operation.ins
-        d, target = self.take(operation.outs[0]), self.cotangent(table)
-        self.complete(target)
-        self.ops.scatter_add(target, self.value(index), d)
-
-    def _scatter_add(self, operation: op.ScatterAdd) -> None:
-        index, source = operation.ins
-        if self.is_active(source):
-            d = self.take(operation.outs[0])
-            self.fill(source, lambda target: self.ops.gather(target, d, self.value(index)))
-
-    def _part(self, part: Part) -> None:
-        (y,), (x,) = part.outs, part.ins
-        d, x, y = self.take(y), self.value(x), self.value(y, after=True)
-        if self.is_active(x):
-            self.fill(x, lambda dx: part.node.pullback(self.ops, x, y, d, dx))
-        else:
-            part.node.pullback(self.ops, x, y, d, scratch_like(x, "dx", self.ops.dtype))
-
-
-class _MapRule:
-    """The pullback of one map: all terms in one map, those of smaller operands summed afterwards."""
-
-    def __init__(self, transposer: Transposer, operation: op.Map) -> None:
-        self.t, self.operation = transposer, operation
-        known = tuple(k for k, out in enumerate(operation.outs) if transposer.has_terms(out))
-        self.taken = {k: transposer.take(operation.outs[k]) for k in known}
-        self.views = [*operation.ins, *operation.outs, *(self.taken.get(k, out) for k, out in enumerate(operation.outs))]
-        groups: dict[View, list[int]] = {}
-        for position, view in enumerate(operation.ins):
-            if transposer.is_active(view):
-                groups.setdefault(view, []).append(position)
-        self.operands = list(groups)
-        self.terms = _Terms(operation.formula, tuple(map(tuple, groups.values())), known)
-        self.outs: list[tuple[View, int, int | None]] = []  # where a term goes, that of which operand, what it is added to
-        self.later: list[tuple[View, View]] = []
-
-    def record(self) -> None:
-        t, nodes, shape = self.t, _found(self.terms), self.operation.outs[0].shape
-        for k, view in enumerate(self.operands):
-            if self._passes(view, nodes[k]):
-                t.add(view, self.views[int(nodes[k].value)])  # type: ignore[union-attr]
-        for k in sorted(range(len(nodes)), key=lambda k: self.operands[k].shape != shape):
-            if nodes[k] is not None and not self._passes(self.operands[k], nodes[k]):
-                self._place(k, nodes)
-        self._record_map(nodes)
-        for view, term in self.later:
-            t.add(view, term)
-
-    def _passes(self, view: View, node: Expr | None) -> bool:
-        """Whether the term of an operand is the cotangent of a result, and may be added before the map."""
-        if node is None or node.operation != "input" or node.value < len(self.operation.ins) + len(self.operation.outs):
-            return False
-        target, term = self.t.cotangent(view), self.views[int(node.value)]
-        return all(not overlap(target, d) or d == term == target for d in self.taken.values())
-
-    def _place(self, k: int, nodes: Sequence[Expr | None]) -> None:
-        """Decide where the term of an operand is written."""
-        t, view = self.t, self.operands[k]
-        target, written = t.cotangent(view), [out for out, *_ in self.outs]
-        if view.shape == self.operation.outs[0].shape and not any(
-            across(target, each) for each in (*written, *self.taken.values())
-        ):
-            begun = t.begun(target)
-            if begun:
-                self.views.append(target)
-            self.outs.append((target, k, len(self.views) - 1 if begun else None))
-            t.mark(target)
-            return
-        same = next((out for out, other, added in self.outs if nodes[other] is nodes[k] and added is None), None)
-        if same is None:
-            free = self._free(written)
-            same = scratch_like(self.operation.outs[0], f"term of {view}") if free is None else free
-            self.outs.append((same, k, None))
-        self.later.append((view, same))
-
-    def _free(self, written: Sequence[View]) -> View | None:
-        """The cotangent of a result, if its memory is free after the map."""
-        t = self.t
-        used = [*written, *(t.cotangent(each) for each in self.operation.ins if t.is_active(each))]
-        return next((d for d in self.taken.values() if not any(overlap(d, each) for each in used)), None)
-
-    def _record_map(self, nodes: Sequence[Expr | None]) -> None:
-        changed = [(out, k, added) for out, k, added in self.outs if not self._is_there(out, nodes[k], added)]
-        if not changed:
-            return
-        formula, used = _formula(self.terms, len(self.views), tuple((k, added) for _, k, added in changed))
-        inputs, results = len(self.operation.ins), len(self.operation.outs)
-        for k in used:
-            if k < inputs + results:
-                self.views[k] = self.t.value(self.views[k], after=k >= inputs)
-        self.t.ops.map_formula(tuple(out for out, *_ in changed), formula, tuple(self.views[k] for k in used))
-
-    def _is_there(self, out: View, node: Expr | None, added: int | None) -> bool:
-        """Whether the term is in its place already."""
-        return added is None and node is not None and node.operation == "input" and self.views[int(node.value)] == out
-
-
-class _Terms(NamedTuple):
-    """The terms of groups of a formula's inputs, each for one operand, if these of its outputs have cotangents."""
-
-    formula: Formula
-    groups: tuple[tuple[int, ...], ...]
-    outputs: tuple[int, ...]
-
-
-@lru_cache(2048)
-def _found(terms: _Terms) -> list[Expr | None]:
-    """The terms as expressions of the formula's inputs, its outputs and their cotangents."""
-    return cotangents(*terms)
-
-
-@lru_cache(2048)
-def _formula(terms: _Terms, inputs: int, chosen: tuple[tuple[int, int | None], ...]) -> tuple[Formula, list[int]]:
-    """The formula of some terms, each added to an input or alone, and the inputs that it needs."""
-    nodes = [as_expr(0.0 if node is None else node) for node in _found(terms)]
-    results = tuple(nodes[k] if added is None else as_expr(Expr("input", value=added) + nodes[k]) for k, added in chosen)
-    formula = trace_nodes(results, tuple(f"x{k}" for k in range(inputs)))
-    return formula.only(range(len(results)))
-
 
 def _pairs(a: View, b: View) -> Iterator[tuple[Any, Any]]:
     """The lengths of two arrays, axis by axis from the last one."""
     return zip(reversed(a.shape), reversed(b.shape), strict=False)
-
-
-def _transposed(view: View) -> View:
-    return view.T if view.ndim == 2 else view.swap(-1, -2)
 
 
 def _runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:
@@ -490,83 +321,3 @@ def _run(like: View, start: int, stop: int) -> View:
     if not buffer.batched:
         return View(buffer, (stop - start,), (1,), start, "", like.loop_strides)
     return View(buffer, (Batch(), stop - start), (buffer.size, 1), start, "", like.loop_strides)
-
-
-RULES: dict[type[Operation], Callable[[Transposer, Any], None]] = {
-    op.Map: Transposer._map, op.MatMul: Transposer._matmul, op.BatchMatMul: Transposer._matmul, op.Reduce: Transposer._reduce,
-    op.Copy: Transposer._copy, op.Fill: Transposer._constant, op.Random: Transposer._constant,
-    op.Convolve: Transposer._convolve, op.ConvolveInput: Transposer._convolve_input,
-    op.ConvolveWeight: Transposer._convolve_weight, op.Pool: Transposer._pool, op.PoolInput: Transposer._pool_input,
-    op.Gather: Transposer._gather, op.ScatterAdd: Transposer._scatter_add, Part: Transposer._part,
-}  # fmt: skip
-
-
-# What the pullback reads must not be overwritten
-
-
-def kept(operations: Sequence[Operation], reads: Sequence[Read], places: Sequence[Place]) -> list[Operation] | None:
-    """The operations with overwritten arrays that the pullback reads in separate memory; None if there are none.
-
-    Raises ValueError for an array of a layer within the layer.
-    """
-    changed: list[Operation] | None = None
-    pending = list(reads)
-    while pending:
-        read, now = pending.pop(), changed or operations
-        later = range(read.position + read.after, len(now))
-        end = next((k for k in later if any(overlap(out, read.view) for out in now[k].writes)), None)
-        if end is not None:
-            changed, moved = _separated(now, end, read.view, places)
-            pending = [moved(each) for each in pending]
-    return changed
-
-
-def _separated(
-    operations: Sequence[Operation], end: int, view: View, places: Sequence[Place]
-) -> tuple[list[Operation], Callable[[Read], Read]]:
-    """The operations with the array before the operation `end`, which overwrites it, in separate memory.
-
-    Also a function that gives a read of the array its new place.
-    """
-    place = next((each for each in places if each.holds(view)), None) or Place(view.buffer.whole)
-    begin = next((k for k in reversed(range(end)) if _replaces(operations[k], place)), -1)
-    last = operations[end]
-    read = [one for each in operations[max(begin, 0) : end] if isinstance(each, Part) for one in each.views]
-    if any(place.holds(one) for one in (*read, *(last.ins if isinstance(last, Part) else ()))):
-        raise ValueError(
-            f"`{last.name}` overwrites `{view}`, or a part of it, which the derived pullback reads: write to a "
-            "separate array, declared by d.temporary(name, shape)"
-        )
-    own = scratch_like(place.view, f"{place.view} before")
-
-    def moved(each: View) -> View:
-        return place.to(each, own) if place.holds(each) else each
-
-    changed = list(operations)
-    for k in range(max(begin, 0), end):
-        changed[k] = operations[k].on(moved)
-        if k == begin:
-            changed[k] = replace(changed[k], ins=operations[k].ins)
-    if not isinstance(last, Loop):
-        changed[end] = replace(last, ins=tuple(map(moved, last.ins)))
-    copied = not _replaces(last, place)  # the rest of the array, or the start of what a loop carries
-    if copied:
-        changed.insert(end, op.Copy((place.view,), (own,), label=last.label))
-
-    def placed(read: Read) -> Read:
-        inside = begin < read.position + read.after <= end
-        position = read.position + (copied and read.position >= end)
-        return replace(read, position=position, view=moved(read.view) if inside else read.view)
-
-    return changed, placed
-
-
-def _replaces(operation: Operation, place: Place) -> bool:
-    """Whether an operation fills all of an array, and needs no contents of it in its own memory."""
-    if operation.accumulates or (isinstance(operation, Loop) and any(map(place.holds, operation.reads))):
-        return False
-    return any(place.holds(out) and _covers(out, place.view) for out in operation.outs)
-
-
-def _covers(view: View, whole: View) -> bool:
-    return view.sample_size == whole.sample_size

@@ -7,24 +7,30 @@ later steps overwrite, is kept: a scratch array that each step fills gets an ent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from chains.program.alias import overlap
 from chains.program.loop import Loop, Steps, all_operations, fills_first, slot
 from chains.program.operations import Copy, Operation
-from chains.program.transpose import Part, Place, Transposer
+from chains.program.places import Part, Place
+from chains.program.transpose import Transposer
 from chains.program.view import Batch, Buffer, View, scratch_like
 
 
 class LoopTransposer(Transposer):
     """Records the pullback of operations, with loops among them."""
 
-    @staticmethod
-    def rule(operation: Operation) -> Callable[[Transposer, Any], None]:
+    def transpose(self, operation: Operation) -> None:
+        if isinstance(operation, Loop):
+            self._loop(operation)
+        else:
+            super().transpose(operation)
+
+    def check(self, operation: Operation) -> None:
         if not isinstance(operation, Loop):
-            return Transposer.rule(operation)
+            super().check(operation)
+            return
         if operation.skip_where_zero is not None:
             raise NotImplementedError(
                 "there is no rule for the pullback of a `loop` that leaves steps out: write the layer's pullback"
@@ -36,8 +42,7 @@ class LoopTransposer(Transposer):
                     f"there is no rule for the pullback of a layer in a `loop`, here {layer}: make the step a Cell for "
                     "Recurrent, with the layer as a part"
                 )
-            LoopTransposer.rule(each)
-        return LoopTransposer._loop  # type: ignore[return-value]
+            self.check(each)
 
     def is_private(self, buffer: Buffer) -> bool:
         """Whether the operation at the present position alone uses a scratch buffer, which the layer is not given."""
@@ -96,6 +101,9 @@ class _InLoop(LoopTransposer):
             return self._reversed(replace(place, depth=self.depth + 1).to(view, self._each[place]))
         each = self._apart.get(place)
         return self._reversed(self.outer.cotangent(view) if each is None else place.to(view, each))
+
+    def moved(self, view: View, result: View, cotangent: View) -> bool:
+        return False  # others of its steps may be in use
 
     def begin(self) -> None:
         """Before the loop: decide which cotangents have terms when a step begins, and fill them if need be."""

@@ -73,7 +73,7 @@ class Buffer:
         return View(self, self.shape, c_strides(self.shape))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class View:
     """A strided part of a buffer; strides and offset are in elements. The length of the batch axis, if any, is a `Batch`.
 
@@ -88,6 +88,17 @@ class View:
     name: str = field(default="", compare=False)  # for people; by default the buffer's name
     loop_strides: tuple[int, ...] = ()  # without zeros at the end
 
+    def __init__(
+        self, buffer: Buffer, shape: Shape, strides: tuple[int, ...], offset: int = 0, name: str = "",
+        loop_strides: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        vars(self).update(  # at once: recording makes thousands of views
+            buffer=buffer, shape=shape, strides=strides, offset=offset, name=name, loop_strides=loop_strides
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self.buffer, self.offset, self.strides, self.loop_strides))
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update({"loop_strides" if name == "moves" else name: value for name, value in state.items()})
 
@@ -101,7 +112,10 @@ class View:
 
     @property
     def batched(self) -> bool:
-        return any(isinstance(extent, Batch) for extent in self.shape)
+        for extent in self.shape:  # noqa: SIM110 - as often as this is called, it counts
+            if isinstance(extent, Batch):
+                return True
+        return False
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -300,8 +314,8 @@ class View:
     def within(self, memory: np.ndarray) -> np.ndarray:
         """The view's elements for one sample at the first step, in an array with an entry for each element of the buffer."""
         lengths = [n.per_sample if isinstance(n, Batch) else n for n in self.shape]
-        strides = [stride * memory.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(memory[self.offset :], lengths, strides)
+        size = memory.itemsize
+        return np.ndarray(lengths, memory.dtype, memory, self.offset * size, [stride * size for stride in self.strides])
 
     def _axis(self, axis: int) -> int:
         """The number of an axis counted from the front; a negative one counts from the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -231,13 +232,18 @@ def check_finite(dtype: np.dtype, **arrays: np.ndarray | None) -> None:
     for name, array in arrays.items():
         if array is None or array.dtype.kind != "f":
             continue
-        largest = np.finfo(dtype).max
-        fits = np.isfinite if array.dtype.itemsize <= dtype.itemsize else lambda a, largest=largest: abs(a) <= largest
+        fits = np.isfinite if array.dtype.itemsize <= dtype.itemsize else partial(_is_within, np.finfo(dtype).max)
         if not _all(fits, array):
             index = tuple(int(k) for k in np.argwhere(~fits(array))[0])
             wanted = f"within the range of {dtype}, the type of `p`" if np.isfinite(array[index]) else "finite"
             advice = WEIGHTS_OF.get(name, "") if np.isnan(array[index]) else ""
             raise ValueError(f"`{name}` must be {wanted}, got {array[index]} at index {index}{advice}")
+
+
+def _is_within(largest: Any, array: np.ndarray) -> np.ndarray:
+    """Where numbers are finite in a narrower type."""
+    within: np.ndarray = abs(array) <= largest
+    return within
 
 
 def _all(fits: Callable[[np.ndarray], np.ndarray], array: np.ndarray) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ class MemberBatches(ArrayBatches):
         return state
 
 
-def from_arrays(call: Call, settings: Mapping[str, Any]) -> ArrayBatches:
+def from_arrays(call: Call, batch_size: int | None, **settings: Any) -> ArrayBatches:
     """The batches of data, with these settings of train. Raises TypeError or ValueError for those that do not fit."""
     x, p = call.x, call.p
     if hasattr(x, "__iter__") and not isinstance(x, (list, tuple)) and not hasattr(x, "shape"):
@@ -102,9 +102,9 @@ def from_arrays(call: Call, settings: Mapping[str, Any]) -> ArrayBatches:
     else:
         members, criterion = member_problem(call, len(p))
         arrays, kind, own, samples = dict(members.arrays), MemberBatches, {"members": members}, members.samples
-    size = _check_batch_size(call.network, samples, settings["batch_size"], settings["drop_last"])
+    size = _check_batch_size(call.network, samples, batch_size, settings["drop_last"])
     arrays = arguments.to_device_of(p, arrays, move=False)
-    return kind(arrays, criterion, **{**settings, "batch_size": size}, **own)
+    return kind(arrays, criterion, size, **settings, **own)
 
 
 def member_problem(call: Call, count: int) -> tuple[Members, Criterion]:

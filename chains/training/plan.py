@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from chains.training.history import History
 from chains.training.interrupts import Interrupts
 from chains.training.processes import Processes, check_divided
 from chains.training.resume import Start
+
+LATE_BYTES = 1 << 20  # smaller data are checked in less than a tenth of a millisecond
 
 
 class Given:
@@ -62,9 +64,9 @@ class Given:
         self.network: Network = network_of(self.net)
         self.optimizers: list[Optimizer] = []  # one, or one for each member
 
-    def call(self, *names: str) -> Call:
-        """These arguments as those of a call."""
-        return Call(self.network, {name: getattr(self, name) for name in names})
+    def call(self) -> Call:
+        """The arguments as those of a call."""
+        return Call(self.network, vars(self))
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Plan:
     watched: str  # the quantity whose best epoch is kept, or empty
     interrupts: Interrupts
     processes: Processes | None
+    unchecked: dict[str, np.ndarray] = field(default_factory=dict)  # data whose numbers are checked in the first epoch
 
     @property
     def p(self) -> np.ndarray:
@@ -130,9 +133,10 @@ def check_arguments(given: Given) -> None:
 def check(given: Given, start: Start, processes: Processes | None) -> Plan:
     """The plan from checked arguments and a start. Raises TypeError or ValueError where they do not fit together."""
     network, p = given.network, given.p
-    batches = _source(given, start) if given.t is None else _arrays(given, start, processes)
+    call = given.call()
+    batches = _source(given, start) if given.t is None else _arrays(call, given, start, processes)
     step = executables.training_step(network, p, batches.criterion, given.optimizer, parallel=processes is not None)
-    state = given.state = batches.check_state(given.call("p", "state"), step.program)
+    state = given.state = batches.check_state(call, step.program)
     history = start.history
     evaluator = Evaluator(given.net, p, state, given.loss, given.penalty, given.validation, given.metrics, history)
     plan = Plan(given, start, batches, step, state, evaluator, "", Interrupts(), processes)
@@ -141,11 +145,35 @@ def check(given: Given, start: Start, processes: Processes | None) -> Plan:
         arguments.check_apart(name, array, read)
     if given.check_finite:
         numbers = {**batches.counted_numbers(network), **evaluator.counted_numbers()}
+        if late := _unchecked(plan, numbers):
+            plan.unchecked = late
+            numbers = {name: array for name, array in numbers.items() if not any(array is each for each in late.values())}
         arguments.check_finite(p.dtype, **start.vectors(p, state), **numbers)
     names = ["loss", *evaluator.names, "seconds"]
     start.check_columns(names)
     plan.watched = "" if given.checkpoint is None else watched_quantity(given.checkpoint, names)
     return plan
+
+
+def _unchecked(plan: Plan, numbers: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The large data whose numbers can be checked in the first epoch, as its batches are taken (see `LateCheck`).
+
+    There are none if an earlier part of this epoch is done, or if others see the parameters before its end.
+    """
+    given, batches, start = plan.given, plan.batches, plan.start
+    found: dict[str, np.ndarray] = {}
+    for name, array in batches.arrays.items():
+        if type(array) is not np.ndarray or array.nbytes < LATE_BYTES or array.dtype not in arguments.DTYPES:
+            continue
+        if numbers[name] is array and not any(array is other for other in found.values()):
+            found[name] = array
+    if not found or type(batches) is not ArrayBatches or batches.batch_size == batches.samples:
+        return {}
+    seen = [plan.processes, given.checkpoint, start.saved]
+    seen += [callback for callback in given.callbacks if hasattr(callback, "begin") or hasattr(callback, "on_batch_end")]
+    if start.position.step or given.epochs <= start.history.epochs or any(each is not None for each in seen):
+        return {}
+    return found
 
 
 def _source(given: Given, start: Start) -> SourceBatches:
@@ -160,10 +188,9 @@ def _source(given: Given, start: Start) -> SourceBatches:
     )  # fmt: skip
 
 
-def _arrays(given: Given, start: Start, processes: Processes | None) -> ArrayBatches:
+def _arrays(call: Call, given: Given, start: Start, processes: Processes | None) -> ArrayBatches:
     """The batches of arrays."""
-    settings = {name: getattr(given, name) for name in ("batch_size", "drop_last", "shuffle", "seed")}
-    batches = from_arrays(given.call("p", "x", "t", "loss", "weights", "lengths", "penalty"), settings)
+    batches = from_arrays(call, given.batch_size, drop_last=given.drop_last, shuffle=given.shuffle, seed=given.seed)
     start.position_in(batches.settings)
     if processes is not None:
         check_divided(batches, given.optimizer, processes.comm.size)

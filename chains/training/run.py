@@ -20,6 +20,7 @@ from chains.training.checkpoint_writer import CheckpointWriter
 from chains.training.ensemble_history import EnsembleHistory
 from chains.training.evaluator import name_of
 from chains.training.history import History
+from chains.training.late_check import LateCheck
 from chains.training.plan import Plan
 from chains.training.processes import Processes
 from chains.training.source_steps import SourceSteps
@@ -73,6 +74,7 @@ class Run:
         self._evaluator, self._callbacks, self._interrupts = plan.evaluator, given.callbacks, plan.interrupts
         self._processes = plan.processes
         self._steps = steps = steps_of(plan)
+        self._late = LateCheck(plan.unchecked, plan.trained) if plan.unchecked else None
         self._earlier_steps = history.steps
         follows = self._processes is not None and not self._processes.first  # another process shows progress and writes
         self._writer = None if given.checkpoint is None or follows else _writer(plan, steps)
@@ -116,6 +118,8 @@ class Run:
             raise
         finally:
             self._steps.close()
+            if self._steps.unchecked:
+                self._check_data()
             self._note()
             if self._writer is not None and intact:
                 self._writer.write()
@@ -129,6 +133,8 @@ class Run:
         if writer is not None:
             self._note()
             writer.begin()
+        if steps.spoiled:  # they cannot be checked in the first epoch
+            self._check_data()
         while True:
             epochs = 1 if epoch_by_epoch else self._epochs - history.epochs
             for callback in self._callbacks:
@@ -141,6 +147,8 @@ class Run:
             if history.epochs >= self._epochs or history.stopped:
                 break
             done = steps.advance(epochs, most, chunk)
+            if steps.spoiled:
+                self._check_data()
             if self._tick is not None:
                 self._tick(done)
             if after_steps:
@@ -157,6 +165,12 @@ class Run:
             if processes is None:
                 interrupts.check()
         steps.check_parameters(self._plan.p)
+
+    def _check_data(self) -> None:
+        """Check all data that were not checked before. Raises ValueError, with the trained arrays as they were."""
+        late, self._late, self._steps.spoiled = self._late, None, False
+        if late is not None:
+            late()
 
     def _end_epoch(self) -> None:
         """Compute and record the validation numbers, and call the callbacks; unless the loss is not finite."""
@@ -218,7 +232,7 @@ def steps_of(plan: Plan) -> TrainingSteps:
         assert isinstance(plan.history, EnsembleHistory)
         return MemberSteps(plan.history, _optimizer_rows(plan), batches, *bound, advice=advice)
     if processes is None:
-        return ArraySteps(batches, *bound, advice=advice)
+        return ArraySteps(batches, *bound, advice=advice, unchecked=plan.unchecked)
     steps = DividedSteps(processes.comm, batches, *bound, advice=advice)
     settings = {"net": given.net, "frozen": network.trainable, "loss": given.loss, "penalty": given.penalty}
     settings |= {"optimizer": given.optimizer, "epochs": given.epochs, "position": (steps.epoch, steps.step), **steps.settings}

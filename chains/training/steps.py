@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from chains.backends import Executable
 from chains.expr.formulas import Replay, traced
 from chains.network.agreement import part_arrays
 from chains.optimizers import Optimizer
+from chains.support import arguments
+from chains.support.caching import lazy
 from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import shown
 from chains.support.streams import Streams
@@ -30,6 +32,7 @@ from chains.training.optimizer_state import State
 Arrays = Mapping[str, np.ndarray]
 RUN_SECONDS = 0.05  # the time of steps between two checks for Ctrl-C
 UNLIMITED_STEPS = 1 << 62  # more than any run has
+MAX_SAMPLES_AHEAD = 1 << 15  # in the orders of epochs that are done together, of all members
 RATES_AT_ONCE = 1000  # steps whose learning rates are computed together
 
 
@@ -47,6 +50,9 @@ class TrainingSteps(ABC):
     done = 0  # steps of this call
     loss: Any = 0.0  # of the last known step; of an ensemble, shape (members,)
     chunk = 1  # steps between two looks at the clock
+    _begun_steps = 0  # steps of the epoch after the finished ones
+    unchecked: Collection[str] = ()  # the names of data whose numbers are checked in the first epoch, until its end
+    spoiled = False  # whether a number was found among them that is not finite or too large
 
     def __init__(
         self, batches: ArrayBatches | SourceBatches, executable: Executable, trained: Arrays, optimizer: Optimizer,
@@ -63,13 +69,15 @@ class TrainingSteps(ABC):
         self._first_step = int(counts.max())
         self._rates = Rates(optimizer)
         self._backend, self._program = executable.backend, executable.program
-        random = np.stack(np.broadcast_arrays(batches.seeds, counts.astype(np.uint64)), axis=-1)
+        random = np.empty((*counts.shape, 2), np.uint64)
+        random[..., 0], random[..., 1] = batches.seeds, counts
         own = {"value": memory.contiguous(np.zeros((), p.dtype)), "random": memory.contiguous(random)}
         self._shared = self._used({**trained, **own, **optimizer_state, **executable.settings})
 
     def _used(self, arrays: Arrays) -> State:
         """The arrays for which the program has a buffer."""
-        return {name: array for name, array in arrays.items() if name in self._program.buffers}
+        buffers = self._program.buffers
+        return {name: array for name, array in arrays.items() if name in buffers}
 
     @property
     def total(self) -> int:
@@ -85,8 +93,8 @@ class TrainingSteps(ABC):
     def advance(self, epochs: int, steps: int, chunk: int | None = None) -> int:
         """Do the next steps for about `RUN_SECONDS`: at most `steps` of them, and not beyond the end of the epoch.
 
-        If an epoch is one step on all samples, up to `epochs` epochs are done. Returns the number of steps done, not more than
-        `chunk` of one batch size. Stops after a loss that is not finite and leaves it to the caller. Raises FloatingPointError
+        Of short epochs, up to `epochs` are done together. Returns the number of steps done, not more than `chunk` of one batch
+        size. Stops after a loss that is not finite and leaves it to the caller. Raises FloatingPointError
         before a step whose learning rate is negative or not finite.
         """
 
@@ -110,7 +118,7 @@ class TrainingSteps(ABC):
         losses = self._means()
         self.epoch += len(losses)
         self.optimizer_state["epoch"] += len(losses)
-        self.step, self.finished = 0, False
+        self.step, self.finished, self._begun_steps = self._begun_steps, False, 0
         return losses
 
     @abstractmethod
@@ -140,15 +148,21 @@ class _Part:
     share: np.ndarray  # the samples of this process, in the order of the epoch
 
 
+_Ahead = tuple[Any, np.ndarray]  # a feed, and the orders that it reads
+
+
 class ArraySteps(TrainingSteps):
     """Steps through arrays in batches. The order of an epoch depends only on the seed and the number of the epoch.
 
     These are the steps of one network on this process. Subclasses are for members, and for processes that divide the batches.
     """
 
+    per_epoch: int
+    _goes_ahead = True  # whether epochs may be done together
+
     def __init__(
         self, batches: ArrayBatches, executable: Executable, trained: Arrays, optimizer: Optimizer, optimizer_state: State,
-        position: Position = START, *, advice: str = "",
+        position: Position = START, *, advice: str = "", unchecked: Collection[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(batches, executable, trained, optimizer, optimizer_state, position, advice)
         self._batches, self._executable, self._trained = batches, executable, trained
@@ -161,20 +175,23 @@ class ArraySteps(TrainingSteps):
         self._sorted = np.arange(samples)
         self._order = self._sorted[None].repeat(len(seeds) if self._shuffled else 1, 0)
         self._order_of_seed = list(zip(seeds.tolist(), self._order, strict=False))
-        self._streams = Streams("order")
         self._ordered = -1  # the epoch whose order it is
         if self._whole_batch:  # bound as they are: nothing to fetch
             memory, buffers, own = memory_of(trained["p"]), self._program.buffers, self._columns(samples)
             self._shared |= {name: memory.contiguous(array[own], buffers[name].dtype) for name, array in data.items()}
             data = {}
-        data = self._backend.sources(data)
+        self._data = data = self._backend.sources(data)
         full, rest = divmod(samples, batch_size)
         self._parts = [self._part(data, batch_size, 0, full)]
         if rest and not batches.drop_last:
             self._parts.append(self._part(data, rest, full, 1))
-        self.per_epoch: int = self._parts[-1].stop
+        self.per_epoch = self._parts[-1].stop
         if self.step > self.per_epoch:
             raise ValueError(f"`resume.position.step` must be at most {self.per_epoch}, an epoch's steps, got {self.step}")
+        self._ahead: _Ahead | None = None  # made when epochs are first done together
+        self._several: np.ndarray | None = None  # the losses of epochs that were done together, shape (..., epochs, steps)
+        self.unchecked = unchecked
+        self.spoiled = bool(unchecked) and not all(part.feed.watch(unchecked, self._largest) for part in self._parts)
         self._between = Position(data=self.settings)  # two epochs
         self._losses = np.empty((*trained["p"].shape[:-1], self.per_epoch))  # of the epoch's steps
         self._losses[..., : self.step] = position.losses if self.step else np.nan
@@ -187,6 +204,28 @@ class ArraySteps(TrainingSteps):
         start = self._batches.batch_size * first
         feed, share = self._feed(data, batch, self._order[:, start : start + steps * batch])
         return _Part(feed, batch, first, first + steps, share)
+
+    @lazy
+    def _streams(self) -> Streams:
+        return Streams("order")
+
+    @property
+    def _largest(self) -> float:
+        return float(np.finfo(self._trained["p"].dtype).max)
+
+    def _settle(self) -> None:
+        """Check what the first epoch has left out of the data that were not checked before, and look at them no more."""
+        taken = sum((part.stop - part.first) * part.batch for part in self._parts)
+        left, arrays = self._order[0, taken:], self._batches.arrays
+        try:
+            arguments.check_finite(
+                self._trained["p"].dtype, **{name: arrays[name][left] for name in self.unchecked if left.size}
+            )
+        except ValueError:
+            self.spoiled = True
+        self.unchecked = ()
+        for part in self._parts:
+            part.feed.watch((), self._largest)
 
     # What differs for members and processes
 
@@ -224,6 +263,9 @@ class ArraySteps(TrainingSteps):
             self.step = self._losses.shape[-1]
             self.finished = True
             return self.step
+        together = self._together(min(epochs, steps // self.per_epoch, self.chunk // self.per_epoch))
+        if together > 1:
+            return self._do_together(together)
         self._arrange()
         done = 0
         for part in self._parts:
@@ -233,19 +275,59 @@ class ArraySteps(TrainingSteps):
                 self.step += did
                 done += did
                 self.finished = self.step == self.per_epoch
+                if self.unchecked:
+                    self.spoiled = part.feed.spoiled
+                    if self.finished and not self.spoiled:
+                        self._settle()
+                    if self.spoiled:
+                        return done
                 if self.step < part.stop or not self.sound:
                     return done
         return done
 
-    def _arrange(self) -> None:
-        """Put the samples in the order of the epoch."""
-        if not self._shuffled or self._ordered == self.epoch:
+    def _together(self, epochs: int) -> int:
+        """The number of the next epochs, at most so many, that can be done in one call: all their batches have one size."""
+        if self.step or self.unchecked or len(self._parts) > 1 or not (self._goes_ahead and self._backend.takes_long_orders):
+            return 1
+        return min(epochs, MAX_SAMPLES_AHEAD // self._order.size)
+
+    def _do_together(self, epochs: int) -> int:
+        """Do some of the next epochs in one call, or fewer if a loss is not finite. Returns the number of steps."""
+        if self._ahead is None:
+            self._ahead = self._make_ahead()
+        feed, orders = self._ahead
+        if self._shuffled:
+            for number in range(epochs):
+                self._arrange(self.epoch + number)
+                orders[:, number] = self._order[:, : orders.shape[2]]
+        losses = np.empty((*self._losses.shape[:-1], epochs * self.per_epoch))
+        done = self._do(feed, 0, losses)
+        finished, begun = divmod(done, self.per_epoch)
+        of_finished = losses[..., : done - begun]
+        self._several = of_finished.reshape(*losses.shape[:-1], finished, self.per_epoch)
+        self._losses[..., :begun] = losses[..., done - begun : done]
+        self.finished = finished > 0
+        self.step, self._begun_steps = (self.per_epoch, begun) if self.finished else (begun, 0)
+        return done
+
+    def _make_ahead(self) -> _Ahead:
+        """The feed of several epochs, and their orders, (1 or members, epochs, samples of an epoch)."""
+        batch, taken = self._parts[0].batch, self._parts[0].batch * self.per_epoch
+        orders = np.empty((len(self._order), MAX_SAMPLES_AHEAD // self._order.size, taken), np.int64)
+        if not self._shuffled:
+            orders[...] = self._sorted[:taken]
+        return self._feed(self._data, batch, orders.reshape(len(orders), -1))[0], orders
+
+    def _arrange(self, epoch: int | None = None) -> None:
+        """Put the samples in the order of an epoch, by default of the present one."""
+        epoch = self.epoch if epoch is None else epoch
+        if not self._shuffled or self._ordered == epoch:
             return
         for seed, row in self._order_of_seed:
             row[...] = self._sorted
-            self._streams(seed, self.epoch).shuffle(row)
+            self._streams(seed, epoch).shuffle(row)
         self._share_out()
-        self._ordered = self.epoch
+        self._ordered = epoch
 
     def _do(self, feed: Any, first: int, losses: np.ndarray) -> int:
         """Do one step of a part for each entry of `losses`, or fewer, and fill in the losses. Returns the number of steps."""
@@ -263,6 +345,9 @@ class ArraySteps(TrainingSteps):
     def _means(self) -> list[Any]:
         if self._whole_batch:  # one or more epochs
             return self._epoch_means(self._losses)
+        if self._several is not None:
+            several, batch, self._several = self._several, self._parts[0].batch, None
+            return self._epoch_means(several.sum(-1) * batch / (self.per_epoch * batch))
         total: Any = sum(self._losses[..., part.first : part.stop].sum(-1) * part.batch for part in self._parts)
         mean = total / sum((part.stop - part.first) * part.batch for part in self._parts)
         return self._epoch_means(mean[..., None])
@@ -276,6 +361,8 @@ class ArraySteps(TrainingSteps):
 
 class DividedSteps(ArraySteps):
     """Steps of several processes: this one takes its part of every batch. Losses, parameters and state are the same on all."""
+
+    _goes_ahead = False  # all processes share out each order
 
     def __init__(self, comm: Any, *given: Any, **settings: Any) -> None:
         self._comm = comm
@@ -321,7 +408,7 @@ class MemberSteps(ArraySteps):
         for member, count in zip(running.tolist(), done.tolist(), strict=True):
             losses[member, count:] = np.nan
             if not np.isfinite(loss := losses[member, count - 1]):
-                epochs = count if self._whole_batch else self.step + count == self.per_epoch
+                epochs = (self.step + count) // self.per_epoch
                 history.end(member, history.epochs + epochs, loss_text(loss, before + count, self._advice))
         most = int(done.max())
         self.loss = losses[:, most - 1].copy()

@@ -85,7 +85,8 @@ def train(
         `begin`, if any, is called before the first step with the names of the recorded quantities, its method `finish` at the
         end with a `TrainingState`.
     check_finite : bool
-        Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check.
+        Whether to refuse an infinity or NaN in the data, `p` or `state`. They are read once for this check. Large data are
+        checked in the first epoch, as batches are taken. If they are refused there, `p` and `state` are as they were.
     checkpoint : path or Checkpoint, optional
         A folder for checkpoints, or a `Checkpoint` with their interval. Only one training at a time may write to a folder;
         another is refused.

@@ -67,6 +67,19 @@ SETTINGS = {
     "ODE-number": (lambda: chains.ODE(RATE, 1.5), "`times` (=1.5) must be a sequence of times or a whole number"),
     "ODE-own-times": (lambda: chains.ODE(RATE, 1), "`times` (=1) must be a whole number, 2 or more"),
     "ODE-rtol": (lambda: chains.ODE(RATE, (0, 1), rtol=0.0), "`rtol` (=0.0) must be in (0, inf)"),
+    "ODE-interpolate": (
+        lambda: chains.ODE(RATE, (0, 1), interpolate=True),
+        "`interpolate` (=True) is of use with step control",
+    ),
+    "ODE-interpolate-adjoint": (
+        lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, adjoint=True, interpolate=True),
+        "`interpolate` (=True) does not go with `adjoint` (=True)",
+    ),
+    "ODE-jumps": (lambda: chains.ODE(RATE, (0, 1), jumps=[0.5]), "`jumps` (=[0.5]) is of use with step control only"),
+    "ODE-jumps-fall": (
+        lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, jumps=[0.5, 0.2]),
+        "`jumps` must ascend, but 0.2 comes after",
+    ),
     "ODE-rtol-euler": (lambda: chains.ODE(RATE, (0, 1), "euler", rtol=1e-3), "method 'euler' does not estimate its error"),
     "ODE-rtol-leapfrog": (lambda: chains.ODE(RATE, (0, 1), "leapfrog", rtol=1e-3), "but 'tsit5', 'kvaerno3', 'kvaerno5' do"),
     "ODE-adjoint-implicit": (lambda: chains.ODE(RATE, (0, 1), "kvaerno3", adjoint=True), "`adjoint` (=True) goes back in time"),

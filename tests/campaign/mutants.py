@@ -1,30 +1,42 @@
-"""Small changes of the sources, one at a time: how many of them the tests find, the quick ones and all.
+"""Small changes of the sources, one at a time: how many of them the tests find, the quick ones and the rest.
 
-``python -m tests.campaign.mutants results.jsonl --count 300`` changes a line of a copy of the package, runs the quick tests of
-the changed room, then all quick tests if those pass, and with ``--stages room quick all`` every case after that. Each result
-is a line of the file, and a second call with the same file continues. Every number is drawn from the seed and itself, so that
-parts of a campaign can run on several machines: ``--first 100 --count 50``, or ``--rooms layers network``. The rooms have
-mutants in proportion to their lines.
+``python -m tests.campaign.reach REACH -n 2``, and again with ``--rest``, find out which tests reach which lines.
+``python -m tests.campaign.mutants results.jsonl REACH --count 300`` then changes a line of a copy of the package, and runs the
+quick tests that reach it, some of its room first, and the rest's if those pass. Tests that take long are left out after
+`MOST` seconds. Each result is a line of the file, and a second call with the same file continues. Every number is drawn from
+the seed and itself, so that parts of a campaign can run on several machines: ``--first 100 --count 50``, or ``--rooms layers``.
+The rooms have mutants in proportion to their lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import os
+import resource
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
+from tests.campaign.reach import Reach
 from tests.campaign.running import ROOT, draws
 
-PATIENCE = 1800  # seconds for one run of the tests; a mutant that loops for ever is found
+MOST = 40.0  # seconds of processor time, as measured before, of the tests that are run on a mutant
+PATIENCE = 1200.0  # seconds for one run of the tests; a mutant that waits for ever is found
+FIRST = 3, 15  # files of tests of the mutant's room that are tried first, and tests of each
+# Imported once, before the processes of the tests are forked. None of them imports this package.
+SHARED = ("numpy", "scipy.optimize", "scipy.stats", "sklearn", "matplotlib.pyplot", "llvmlite.binding", "torch", "jax")
 # The tests of each room, where they are not in the folder of tests with the room's name.
 TESTS = {
     "__init__.py": ["house"], "__main__.py": ["commands"], "activations.py": ["layers"], "backends/": ["backends", "network"],
@@ -44,7 +56,7 @@ SWAPPED: dict[type, type] = {
 
 @dataclass
 class Mutant:
-    """A change of one file, and the first tests that found it: "room", "quick", "all"; or "none"."""
+    """A change of one file, and the tests that found it: "quick", "rest", or "none"; and the name of the first one."""
 
     number: int
     room: str
@@ -53,6 +65,7 @@ class Mutant:
     before: str
     after: str
     found_by: str = "none"
+    test: str = ""
 
 
 def room_of(path: Path) -> str:
@@ -130,43 +143,141 @@ def drawn(seed: int, number: int) -> tuple[Mutant, str]:
         return mutant, text
 
 
-def passes(place: Path, arguments: list[str]) -> bool:
-    """Whether these tests pass in a copy of the project. A run that does not end in time has not passed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", *arguments]
-    env = {**os.environ, "CHAINS_CACHE": str(place.parent / "cache"), "PYTHONPATH": str(place)}
-    try:
-        done = subprocess.run(command, cwd=place, env=env, capture_output=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode in (0, 5)  # 5: there are no such tests
+def lines_of(source: str, line: int) -> tuple[set[int], set[str]]:
+    """The lines of the statement at a line, of its head if it holds others; and the names it binds, if an import runs it."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+    ]  # from the outermost to the innermost
+    found = around[-1]
+    inner = getattr(found, "body", None)
+    end = inner[0].lineno - 1 if inner else found.end_lineno or line
+    names = set[str]()
+    if not any(isinstance(node, ast.FunctionDef) and node.body[0].lineno <= line for node in around):
+        if isinstance(found, ast.FunctionDef | ast.ClassDef):
+            names = {found.name}
+        else:
+            names = {node.id for node in ast.walk(found) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return set(range(found.lineno, max(end, found.lineno) + 1)), names
 
 
-def judged(mutant: Mutant, text: str, place: Path, stages: list[str], workers: str) -> Mutant:
-    """Run the tests on a mutant, from the nearest to all of them, until one fails."""
-    runs = {
-        "room": ["-n", "0", *(folder for folder in folders_of(mutant.room) if (place / folder).exists())],
-        "quick": ["-n", workers],
-        "all": ["-n", workers, "--all-cases"],
-    }
+def reaching(mutant: Mutant, source: str, reach: Reach) -> list[str]:
+    """The tests that may find a mutant: those that run its lines, or lines with a name that it gives another value."""
+    file = mutant.file.removeprefix(f"chains{os.sep}")
+    lines, names = lines_of(source, mutant.line)
+    return reach.tests([(file, line) for line in lines] + (list(reach.users(names)) if names else []))
+
+
+def first_of(tests: Sequence[str], room: str) -> list[str]:
+    """Some short tests in few files, of the mutant's room if it has any: most mutants are found by them."""
+    folders = tuple(f"{folder}/" for folder in folders_of(room))
+    near = [test for test in tests if test.startswith(folders)] or tests
+    files = [file for file, _ in Counter(_file(test) for test in near).most_common(FIRST[0])]
+    return [test for file in files for test in [each for each in near if _file(each) == file][: FIRST[1]]]
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+class Chosen:
+    """A plugin that runs these tests alone, in this order, and writes the name of the first that fails."""
+
+    def __init__(self, tests: Sequence[str], said: Path) -> None:
+        self._places, self._said = {test: place for place, test in enumerate(tests)}, said
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self._places), key=lambda item: self._places[item.nodeid])
+
+    def pytest_exception_interact(self, node: pytest.Item | pytest.Collector) -> None:
+        if not self._said.exists():
+            self._said.write_text(node.nodeid)
+
+
+def failing(place: Path, tests: Sequence[str], seconds: float, *, rest: bool) -> str:
+    """The first of some tests that fails in a copy of the project, in a process of its own; empty if none does.
+
+    A process that takes more than ten times the processor time that the tests took before has failed.
+    """
+    said = place.parent / "failed"
+    said.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            _run(place, tests, Chosen(tests, said), int(10 * seconds) + 30, rest)
+        os._exit(3)
+    end, status = time.monotonic() + PATIENCE, None
+    while status is None and time.monotonic() < end:
+        time.sleep(0.02)
+        done, ended = os.waitpid(child, os.WNOHANG)
+        status = ended if done else None
+    if status is None:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if said.exists():
+        return said.read_text()
+    return "" if status is not None and os.waitstatus_to_exitcode(status) in (0, 5) else "the process"  # 5: no such tests
+
+
+def _run(place: Path, tests: Sequence[str], chosen: Chosen, seconds: int, rest: bool) -> None:
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in range(3):
+        os.dup2(null, handle)
+    os.chdir(place)
+    os.environ |= {"CHAINS_CACHE": str(place.parent / "cache"), "PYTHONPATH": str(place)}
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "chains", "benchmarks")]:
+        del sys.modules[name]  # they are those of the original
+    sys.path[:] = [str(place), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    files = list(dict.fromkeys(_file(test) for test in tests))
+    options = ["--rest"] if rest else []
+    os._exit(int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *options, *files], plugins=[chosen])))
+
+
+def within(tests: Sequence[str], reach: Reach, most: float = MOST) -> tuple[list[str], float]:
+    """The first tests that take `most` seconds together, and their seconds."""
+    found, spent = [], 0.0
+    for test in tests:
+        if spent + reach.seconds[test] <= most:
+            found.append(test)
+            spent += reach.seconds[test]
+    return found, spent
+
+
+def judged(mutant: Mutant, text: str, place: Path, reach: Reach, stages: Sequence[str]) -> Mutant:
+    """Run tests on a mutant, from the nearest to all that reach it, until one fails that passes without the change."""
     path = place / mutant.file
     original = path.read_text()
-    try:
-        path.write_text(text)
-        mutant.found_by = next((stage for stage in stages if not passes(place, runs[stage])), "none")
-    finally:
-        path.write_text(original)
+    tests = reaching(mutant, original, reach)
+    for stage in stages:
+        known = [test for test in tests if (test in reach.quick) == (stage == "quick")]
+        first = first_of(known, mutant.room)
+        for some in (first, [test for test in known if test not in first]):
+            chosen, seconds = within(some, reach)
+            path.write_text(text)
+            try:
+                test = failing(place, chosen, seconds, rest=stage == "rest") if chosen else ""
+            finally:
+                path.write_text(original)
+            before = chosen[: chosen.index(test) + 1] if test in chosen else chosen
+            if test and not failing(place, before, seconds, rest=stage == "rest"):
+                mutant.found_by, mutant.test = stage, test
+                return mutant
     return mutant
 
 
 def table(mutants: list[Mutant]) -> str:
     """The counts of each room, and the mutants that no quick test found."""
     counts = Counter((each.room, each.found_by) for each in mutants)
-    stages = ("room", "quick", "all", "none")
+    stages = ("quick", "rest", "none")
     rows = [f"{'':24}" + "".join(f"{stage:>8}" for stage in stages)]
     for room in sorted({each.room for each in mutants}):
         rows.append(f"{room:24}" + "".join(f"{counts[room, stage]:8}" for stage in stages))
     rows.append(f"{'in all':24}" + "".join(f"{sum(each.found_by == stage for each in mutants):8}" for stage in stages))
-    left = [each for each in mutants if each.found_by in ("all", "none")]
+    left = [each for each in mutants if each.found_by != "quick"]
     rows += [f"{each.found_by:5} {each.number}: {each.file}:{each.line}: {each.before} -> {each.after}" for each in left]
     return "\n".join(rows)
 
@@ -178,31 +289,38 @@ def stored(path: Path) -> list[Mutant]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign.mutants", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path, help="a file of results, which is continued")
+    parser.add_argument("reach", type=Path, nargs="?", help="the folder of tests.campaign.reach; without it, print the results")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stages", nargs="+", choices=("room", "quick", "all"), default=["room", "quick"])
+    parser.add_argument("--stages", nargs="+", choices=("quick", "rest"), default=["quick", "rest"])
     parser.add_argument("--rooms", nargs="+", help="run the mutants of these rooms only")
-    parser.add_argument("--workers", default="auto", help="of pytest-xdist")
-    parser.add_argument("--table", action="store_true", help="print the results so far, and run nothing")
     given = parser.parse_args()
-    known = {each.number for each in stored(given.results)}
+    if given.reach is not None:
+        _campaign(given, range(given.first, given.first + given.count))
+    print(table(stored(given.results)))
+    return 0
+
+
+def _campaign(given: argparse.Namespace, numbers: Sequence[int]) -> None:
+    known, reach = {each.number for each in stored(given.results)}, Reach(given.reach)
+    for name in SHARED:
+        with suppress(ImportError):
+            importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "project"
-        if not given.table:
-            shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".*", "__pycache__"))
-        for number in range(given.first, given.first + given.count):
-            if number in known or given.table:
-                continue
+        shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".git", ".*_cache", "__pycache__"))
+        for number in [number for number in numbers if number not in known]:
             mutant, text = drawn(given.seed, number)
             if given.rooms and mutant.room not in given.rooms:
                 continue
-            mutant = judged(mutant, text, place, given.stages, given.workers)
+            mutant = judged(mutant, text, place, reach, given.stages)
             with given.results.open("a") as file:
                 file.write(json.dumps(asdict(mutant)) + "\n")
-            print(f"{number}: {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}: {mutant.found_by}", flush=True)
-    print(table(stored(given.results)))
-    return 0
+            print(
+                f"{number}: {mutant.file}:{mutant.line}: {mutant.before} -> {mutant.after}: {mutant.found_by} {mutant.test}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

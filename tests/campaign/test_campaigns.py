@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ COUNTS = {
     "kernels": 2,
     "watched": 4,
     "ode": 2,
+    "interpolants": 2,
     "imports": 100,
     "exported": 6,
 }
@@ -128,20 +130,72 @@ def test_what_is_changed():
     assert found == {code.replace(old, new, 1) for old, new in wanted}
 
 
-def test_the_nearest_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
+SOURCE = """\
+LIMIT = 3
+
+def f(a):
+    if a > LIMIT:
+        a = max(
+            a, 2)
+    return a
+
+class C:
+    size: int = 4
+"""
+
+
+def test_where_a_mutant_is_reached():
+    """By the lines of its statement; what an import runs, by the lines with the names that it binds."""
+    found = {line: mutants.lines_of(SOURCE, line) for line in (1, 3, 4, 6, 10)}
+    assert found == {1: ({1}, {"LIMIT"}), 3: ({3}, {"f"}), 4: ({4}, set()), 6: ({5, 6}, set()), 10: ({10}, {"size"})}
+
+
+class OneLine:
+    """A map in which four tests reach each line, of which two are quick."""
+
+    seconds: ClassVar = {
+        "tests/layers/b.py::far": 1.0,
+        "tests/layers/a.py::near": 2.0,
+        "tests/x.py::rest": 1.0,
+        "tests/x.py::long": 90.0,
+    }
+    quick: ClassVar = {"tests/layers/a.py::near", "tests/layers/b.py::far"}
+
+    def tests(self, lines):
+        return list(self.seconds) if lines == [("a.py", 1)] else []
+
+
+def test_the_first_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
     mutant = mutants.Mutant(0, "layers", "a.py", 1, "x", "y")
-    (tmp_path / "a.py").write_text("x")
+    (tmp_path / "a.py").write_text("def f(): x\n")
     ran = []
 
-    def passes(place, arguments):
-        ran.append((place / "a.py").read_text())
-        return len(ran) < 2
+    def failing(place, tests, seconds, *, rest):
+        text = (place / "a.py").read_text()
+        ran.append((text, tests, seconds, rest))
+        return "tests/x.py::rest" if rest and text == "def f(): y\n" else ""
 
-    monkeypatch.setattr(mutants, "passes", passes)
-    assert mutants.judged(mutant, "y", tmp_path, ["room", "quick", "all"], "0").found_by == "quick"
-    assert ran == ["y", "y"]
-    assert (tmp_path / "a.py").read_text() == "x"
-    assert mutants.table([mutant]).splitlines()[1].split() == ["layers", "0", "1", "0", "0"]
+    monkeypatch.setattr(mutants, "failing", failing)
+    monkeypatch.setattr(mutants, "FIRST", (1, 15))
+    found = mutants.judged(mutant, "def f(): y\n", tmp_path, OneLine(), ["quick", "rest"])
+    assert (found.found_by, found.test) == ("rest", "tests/x.py::rest")
+    first, second, third = (["tests/layers/b.py::far"], ["tests/layers/a.py::near"], ["tests/x.py::rest"])
+    changed, same = "def f(): y\n", "def f(): x\n"
+    assert ran == [
+        (changed, first, 1.0, False),
+        (changed, second, 2.0, False),
+        (changed, third, 1.0, True),
+        (same, third, 1.0, True),
+    ]
+    assert (tmp_path / "a.py").read_text() == same
+    assert mutants.table([found]).splitlines()[1].split() == ["layers", "0", "1", "0"]
+
+
+def test_a_test_that_fails_anyway_finds_nothing(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("def f(): x\n")
+    monkeypatch.setattr(mutants, "failing", lambda place, tests, seconds, *, rest: tests[0])
+    mutant = mutants.Mutant(0, "layers", "a.py", 1, "x", "y")
+    assert mutants.judged(mutant, "def f(): y\n", tmp_path, OneLine(), ["quick", "rest"]).found_by == "none"
 
 
 def test_every_room_has_tests():

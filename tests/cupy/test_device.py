@@ -297,6 +297,8 @@ def test_the_benchmark_says_that_nothing_was_measured(monkeypatch, capsys):
 
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(backends.registry, "_loaded", {})
+    monkeypatch.setattr(backends.registry, "_BACKENDS", dict(backends.registry._BACKENDS))
+    monkeypatch.setenv("CUPY_CACHE_DIR", "")  # which the benchmark sets
     monkeypatch.setattr(script, "Worker", script.Here)
     assert script.main([]) == 0
     assert capsys.readouterr().out.startswith("nothing was measured: `backend` (='cupy') needs CuPy")

@@ -17,12 +17,13 @@ from chains.backends.cupy.fused_program import FusedProgram, fused_program
 from chains.lowering.tiling import whole_on_tiles
 from chains.network import record
 from chains.network.network import network_of
+from chains.program.loop import Loop
 from chains.program.recorder import Recorder
 from tests.cupy import emulated, nvrtc
-from tests.cupy.fusable import SUITED
+from tests.cupy.fusable import LOOPS, SUITED
 from tests.cupy.resources import SHARED_BYTES, spilling, too_much
 from tests.cupy.support import arrays_of, gradient_program, needs_compiler, needs_nvrtc, on_gpu
-from tests.harness import CLIPPED, assert_close, assert_same_bits, run_program
+from tests.harness import CASES, CLIPPED, assert_close, assert_same_bits, run_program
 
 pytestmark = pytest.mark.few(6)
 
@@ -60,6 +61,14 @@ def test_most_networks_without_images_suit():
     names = {str(case) for case in SUITED}
     assert {"Dense", "LayerNorm", "Parallel-one", "Residual-deep", "Dropout", "penalty-L2-weights"} <= names
     assert not {"Conv", "MaxPool", "BatchNorm", "Residual-BatchNorm"} & names
+
+
+def test_the_names_of_cases_are_those_that_suit():
+    """Of `tests/cupy/fusable.py`, where a new case of many kernels, or of loops, must be named."""
+    programs = {case: gradient_program(case, np.float64) for case in CASES}
+    assert [case.name for case, program in programs.items() if suits(program)] == [case.name for case in SUITED]
+    loops = [case for case, program in programs.items() if any(isinstance(each, Loop) for each in program.operations)]
+    assert [case.name for case in loops] == [case.name for case in LOOPS]
 
 
 @needs_compiler

@@ -119,7 +119,7 @@ def all_operations(dtype) -> Program:
             node = Expr("where", (node, Expr("const", value=1.0), Expr("const", value=0.0)))
         from chains.program.operations import Map
 
-        ops._record(Map((out,), (a, b), trace_nodes((node,), ("a", "b"))))
+        ops.record(Map((out,), (a, b), trace_nodes((node,), ("a", "b"))))
     assert TERNARY == ("where",)
     return ops.finish()
 
@@ -273,7 +273,7 @@ def test_unknown_operations_are_named():
 
     ops = Recorder("strange", np.float32)
     out = ops.external("out", (), role="output")
-    ops._record(Strange((out,), (), label="0.Odd"))
+    ops.record(Strange((out,), (), label="0.Odd"))
     with pytest.raises(UnsupportedOperationError, match=r"'cupy' cannot run the operation `strange` of 0\.Odd"):
         Compiled(ops.finish())
 

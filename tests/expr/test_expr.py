@@ -354,3 +354,11 @@ def test_comparisons_count_as_one_and_zero(name, dtype, backend_name):
     a, b = a.reshape(-1), b.reshape(-1)
     actual = execute(trace(function, 2), a, b, name=backend_name, dtype=dtype)[0]
     np.testing.assert_allclose(actual, wanted(a, b).astype(dtype), rtol=2e-7 if dtype == np.float32 else 1e-15)
+
+
+def test_numbers_for_inputs():
+    formula = trace(lambda a, b, c: (a - b * c, c, b / (a + 2.0)))
+    known = formula.given({1: 3.0, 2: 0.5})
+    assert known.inputs == formula.inputs[:1]
+    assert known.text(["a"]) == "a - (3 * 0.5), 0.5, 3 / (a + 2)"
+    assert formula.given({}) == formula

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+pytest.importorskip("threadpoolctl", reason="the commands of the benchmarks set NumPy's threads")
 
 from benchmarks.gpu.rows import rows
 from benchmarks.harness import machine
@@ -49,6 +49,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     **dict.fromkeys(("benchmarks burgers", "benchmarks helmholtz"), (CHEAP, {
         "time_to_error.ADAM": 2, "time_to_error.EVERY": 2, "time_to_error.ITERATIONS": 2})),
     "benchmarks ensemble": (CHEAP, {"ensemble.MEMBERS": 3, "ensemble.STEPS": 2}),
+    "benchmarks ensemble_calls": (CHEAP, {"ensemble_calls.MEMBERS": 3, "ensemble_calls.WIDTHS": ((2, 3, 1),)}),
     "benchmarks events": (CHEAP, {"events.SAMPLES": 2, "events.STEPS": 2}),
     "benchmarks fits": (CHEAP, {"fits.MEMBERS": 2, "fits.STEPS": {1: 2, 2: 2}}),
     "benchmarks latency": (CHEAP, {}),
@@ -63,8 +64,10 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks rosetta_rnn": (CHEAP, REVIEWS),
     "benchmarks rosetta_rnn --accuracy": (ONE_EPOCH, REVIEWS),
     "benchmarks sde": (CHEAP, {"sde.STEPS": 4, "sde.BATCHES": (1, 2)}),
+    "benchmarks sensitivities": (CHEAP, {"sensitivities.TIMES": np.linspace(0.0, 1.0, 3), "sensitivities.COMPILE": "print(1)"}),
     "benchmarks solver": (CHEAP, {"solver.CALLS": 10}),
     "benchmarks steady": (CHEAP, {}),
+    "benchmarks dense_output": (CHEAP, {"dense_output.TIMES": (3,)}),
     "benchmarks ude": (CHEAP, {"ude.CHECKPOINTS": (None,), "ude.STEPS": 1}),
     "benchmarks ude --accuracy": (ONE_EPOCH, {"ude.ADAM": 2, "ude.BFGS": 2, "ude.STEPS": 1}),
     "benchmarks wide": (CHEAP, {"wide.LAYERS": (Dense(2048, 8), Dense(8, 10, relu=False)), "wide.BATCH": 4}),
@@ -72,6 +75,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
         "", {"compilation.NETWORKS": {}, "compilation.WIDTHS": SMALL, "compilation.DEPTHS": (1,), "compilation.BASE": 0,
              "compilation.ROUNDS": 1}),
     "benchmarks.studies.control": ("--contestants chains --widths --layers --seconds 1e-4", {}),
+    "benchmarks.studies.derived": ("--only Dense --repetitions 10", {}),
     "benchmarks.studies.elementary": (
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
@@ -80,6 +84,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.hosts": ("--ranks 1 2 --members 2 --steps 5 --rounds 1", {}),
     "benchmarks.studies.first_call": (
         "--rounds 1", {"first_call.BATCHES": (1,), "first_call.MEASURE": first_call.MEASURE.replace("int(0.5", "int(1e-6")}),
+    "benchmarks.studies.interpolants": ("", {"interpolants.METHODS": {"tsit5": (1e-2,)}}),
     "benchmarks.studies.way": ("", {}),
     "benchmarks.gpu": ("--plan", {}),
     "benchmarks.gpu.array_api": ("numpy:cpu --only Dense-linear", {}),
@@ -94,6 +99,9 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
     "benchmarks.studies.records": ("wave --seeds 0 --seconds 1e-6", {"records.ADAM": 4, "records.EVERY": 4}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
+    "benchmarks.studies.ode_fits": (
+        "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
+             "ode_fits.SECONDS": np.linspace(0.0, 1.0, 3)}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
@@ -222,6 +230,8 @@ def data(tmp_path_factory):
 @pytest.fixture
 def same_threads(number):
     """Commands choose numbers of threads for the whole process. Afterwards they are as before."""
+    from threadpoolctl import threadpool_limits
+
     with threadpool_limits(1, user_api="blas"):
         yield
 

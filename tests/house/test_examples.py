@@ -338,8 +338,9 @@ def test_devices_that_cannot_be_used_are_refused(name, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_custom_backend(capsys):
-    pytest.importorskip("torch")
+def test_custom_backend(capsys, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # the process's, for other tests too
     with monkeypatched_registry():
         load("custom_backend").main(["--epochs", "2", "--only", "operations: *a*"])
     text = capsys.readouterr().out

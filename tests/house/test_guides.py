@@ -9,11 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 
 from tests.house.test_examples import write_cifar10
+
+matplotlib = pytest.importorskip("matplotlib", reason="the guides draw")
 
 FOLDER = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

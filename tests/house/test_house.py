@@ -19,7 +19,7 @@ from chains.activations import Activation
 from chains.backends import Backend, Binding, backend
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.operations import Gather, Operation
-from chains.program.transpose import Part
+from chains.program.places import Part
 from tests.harness import BACKENDS, package_modules
 
 PACKAGE = Path(chains.__file__).parent

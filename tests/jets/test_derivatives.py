@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 import chains
-from chains.jets.jet import RULES
 from chains.network.network import network_of
-from chains.program import operations
-from chains.program.loop import Loop
 from tests.harness import BACKENDS, CASES, Case, Kink, away_from_kinks
 
 pytestmark = pytest.mark.few(12)
@@ -122,12 +119,6 @@ def test_max_pools_of_overlapping_windows_are_refused(case: Case):
     state = problem.state if net.n_state else None
     with pytest.raises(NotImplementedError, match="max pools are available where windows do not overlap"):
         net.derivatives(problem.p, problem.x, state=state)
-
-
-def test_every_operation_has_a_rule():
-    kinds = {each for each in vars(operations).values() if isinstance(each, type) and issubclass(each, operations.Operation)}
-    kinds = {kind for kind in kinds if not kind.__subclasses__() or kind is operations.Pool}
-    assert set(RULES) == kinds - {operations.AllReduce} | {Loop}
 
 
 def test_orders_directions_and_outputs_that_make_no_sense():

@@ -89,10 +89,8 @@ def test_coupled_equations_of_several_outputs_and_a_transform(backend):
     np.testing.assert_allclose(found["v"], v, rtol=1e-12)
 
 
-def test_burgers_as_in_jax():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    jnp = jax.numpy
+def test_burgers_as_in_jax(jax64):
+    jax, jnp = jax64, jax64.numpy
     layers = Dense(2, 8, tanh), Dense(8, 8, tanh), Dense(8, 1)
     p = Chain(*layers).init(seed=3, dtype=np.float64)
     problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t + u * u.x - 0.01 / math.pi * u.xx, POINTS)])
@@ -172,10 +170,8 @@ def test_gradients_through_cotangents_that_are_zero_in_part(kind):
     assert g @ v == pytest.approx((ahead - back) / 2e-5, rel=1e-6)
 
 
-def test_the_bilaplacian_as_in_jax():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    jnp = jax.numpy
+def test_the_bilaplacian_as_in_jax(jax64):
+    jax, jnp = jax64, jax64.numpy
     net = Chain(Dense(2, 8, tanh), Dense(8, 1))
     p = net.init(seed=3, dtype=np.float64)
     problem = ResidualProblem(("x", "y"), ("u",), [Term(lambda u: u.xxxx + 2.0 * u.xxyy + u.yyyy, POINTS)])

@@ -140,10 +140,8 @@ def test_residuals_of_differential_equations(backend, weights, monkeypatch):
     np.testing.assert_allclose(matrix, j.T @ j, atol=1e-12)
 
 
-def test_jacobian_of_residuals_as_in_jax():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    jnp = jax.numpy
+def test_jacobian_of_residuals_as_in_jax(jax64):
+    jax, jnp = jax64, jax64.numpy
     layers = Dense(2, 6, tanh), Dense(6, 1)
     p = Chain(*layers).init(seed=2, dtype=np.float64)
     problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.t + u * u.x - 0.2 * u.xx, X)])

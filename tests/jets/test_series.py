@@ -112,10 +112,8 @@ def test_nothing_becomes_nan_far_out(name, at):
     assert np.isfinite(found).all()
 
 
-def in_jax():
+def in_jax(jax):
     """The activations by name, in JAX."""
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
     nn, jnp = jax.nn, jax.numpy
     return {
         "identity": lambda x: x,
@@ -134,15 +132,14 @@ def in_jax():
     }
 
 
-def test_every_activation_is_one_of_jax():
-    assert in_jax().keys() == ACTIVATIONS.keys()
+def test_every_activation_is_one_of_jax(jax64):
+    assert in_jax(jax64).keys() == ACTIVATIONS.keys()
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
-def test_activations_as_in_jax(name):
-    jax = pytest.importorskip("jax")
-    function = in_jax()[name]
+def test_activations_as_in_jax(name, jax64):
+    function = in_jax(jax64)[name]
     for curve in (CURVE, OTHER, -OTHER):
 
         def along(e, curve=curve):
@@ -150,7 +147,7 @@ def test_activations_as_in_jax(name):
 
         found, derivative = coefficients(trace(ACTIVATIONS[name].function, 1), curve), along
         for k in range(1, ORDER + 1):
-            derivative = jax.grad(derivative)
+            derivative = jax64.grad(derivative)
             assert found[k] == pytest.approx(float(derivative(0.0)) / math.factorial(k), rel=1e-9, abs=1e-9)
 
 

@@ -107,7 +107,7 @@ def problem_of(net, samples=2):
     ("net", "direction"),
     [
         (oscillator(times=(0.0, 1.0)), "forward"),  # 10 parameters, 4 outputs: a loop
-        (oscillator(times=(0.0, 1.0), hidden=6), "reverse"),  # 19 parameters
+        (oscillator(times=(0.0, 1.0), hidden=7), "reverse"),  # 22 parameters
         (Chain(Dense(1, 30, bias=False)), "forward"),  # as many outputs as parameters
         (Chain(Dense(2, 30, bias=False)), "reverse"),  # no loop
         (Chain(Dense(2, 3), Dense(3, 30, bias=False)).with_frozen("1.weight"), "forward"),

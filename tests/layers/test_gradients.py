@@ -94,7 +94,7 @@ def smooth_pullback(case: Case, batch: int, mode: str) -> tuple[Problem, np.ndar
     return away_from_kinks(at)
 
 
-@pytest.mark.few(40, always=common_or_first)
+@pytest.mark.few(20, always=common_or_first)
 @every_case_and_mode
 def test_gradient_is_a_central_difference(case, dtype, batch, backend_name, mode):
     problem, wanted = smooth_gradient(case, batch, mode)

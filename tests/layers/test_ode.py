@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.integrate import solve_ivp
 
 import chains
 from chains import ODE, Chain, Dense, Embedding, Equations, MSELoss, tanh
@@ -23,6 +22,7 @@ def solved(name, layer, x, p=()):
 
 def reference(times, start):
     """The pendulum by SciPy, at given times."""
+    solve_ivp = pytest.importorskip("scipy.integrate").solve_ivp
     found = solve_ivp(lambda t, y: [y[1], -np.sin(y[0])], (times[0], times[-1]), start, "DOP853", times, rtol=1e-13, atol=1e-14)
     return found.y.T
 

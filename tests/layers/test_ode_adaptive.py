@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.integrate import solve_ivp
 
 import chains
 from chains import ODE, Chain, Dense, Equations, MSELoss, ode_steps, tanh
@@ -27,6 +26,7 @@ def driven():
 
 
 def test_errors_follow_the_tolerance(name):
+    solve_ivp = pytest.importorskip("scipy.integrate").solve_ivp
     exact = [
         solve_ivp(lambda t, y: [y[1], -np.sin(y[0])], TIMES[::3], start, "DOP853", TIMES, rtol=1e-13, atol=1e-14).y.T
         for start in STARTS

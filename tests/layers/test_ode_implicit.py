@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.integrate import solve_ivp
 
 from chains import ODE, Chain, Dense, Equations, Flatten, MSELoss, Reshape, ode_steps, tanh
 from chains.expr import cos
@@ -83,6 +82,7 @@ def test_inverses_are_those_of_lapack(name):
 )
 def test_stiff_problems(name, rhs, start, times, how, tolerance):
     """Robertson's and van der Pol's, against Radau; Tsit5 tells that they are stiff."""
+    solve_ivp = pytest.importorskip("scipy.integrate").solve_ivp
     net = Chain(ODE(rhs, times, "kvaerno5", **how), backend=name)
     p = net.init(dtype=np.float64)
     one = Chain(rhs, backend="numpy").bound(p)

@@ -291,6 +291,15 @@ def test_what_was_used_last_stays(folder, monkeypatch):
     assert sorted(int(path.stem) for path in folder.iterdir()) == [0, 2, 3]
 
 
+def test_the_folder_is_read_once_for_many_files(folder, monkeypatch):
+    """To read it for each file, thousands of programs would take the square of their number."""
+    read, files = [], cache_files._files
+    monkeypatch.setattr(cache_files, "_files", lambda place: read.append(place) or files(place))
+    for k in range(20):
+        cache_files.store(f"{k:040}", bytes(3000))
+    assert read == [folder]
+
+
 # Whom the cache trusts
 
 NAME = f"{1:040}"

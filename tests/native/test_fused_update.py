@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from chains import SGD, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
+from chains import SGD, Adam, Chain, Dense, L1Penalty, L2Penalty, SquaredLoss, relu, tanh
 from chains.backends.numpy.backend import NumpyBackend
 from tests.harness import CLIPPED, OPTIMIZERS
 
@@ -16,7 +16,7 @@ pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 from chains.backends.native.kernels import block_shapes
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.plan import fused_update, passes
-from chains.backends.native.plan.fused_update import fuse_update_into_large_products
+from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_of_one_sample
 from chains.backends.native.plan.passes import plan_of
 from tests.native.support import (
     INSTRUCTIONS,
@@ -46,7 +46,7 @@ def finished(program):
     """The shapes of the weights whose gradients' products do the optimiser's step, and the elements that are left."""
     (segment,) = plan_of(program, processor()).segments
     found = segment.fused_update
-    if found is None:
+    if found is None or found.alone:
         return [], None
     shapes = [step.operation.outs[0].shape for step in segment.tiled_steps if step.update]
     return shapes, sum(stop - start for start, stop in found.rest)
@@ -71,7 +71,7 @@ def test_a_small_share_of_the_gradient_is_left_with_the_rest():
 def large(program):
     """The shapes of large products' results, and how many maps are done to them, in order; and whether they are kept."""
     plan = plan_of(program, processor())
-    assert not any(segment.fused_update for segment in plan.segments)
+    assert not any(segment.fused_update for segment in plan.segments if segment.product)
     kernels = [step.fused_product for step in plan.products]
     return [(kernel.out.sample_shape, len(kernel.maps), not kernel.transient) for kernel in kernels]
 
@@ -103,6 +103,38 @@ def test_large_products_give_the_same_bits_as_afterwards(optimizer, penalty, kin
     assert all(kept for *_, kept in large(program))
     for (batch, threads), result in results.items():
         for name, array in run_on(native(threads), program, batch, arrays[batch], runs=2).items():
+            assert array.tobytes() == result[name].tobytes(), f"{name}, batch {batch}, {threads} threads"
+
+
+def of_one(program, parts=1):
+    """The shapes of the gradients that maps compute and use at once where the batch is one sample."""
+    segments = plan_of(program, processor(), parts).segments
+    steps = [step for segment in segments for step in segment.tiled_steps if step.alone]
+    assert not steps or all(segment.fused_update.alone for segment in segments)
+    return [step.operation.outs[0].shape for step in steps]
+
+
+def test_which_gradients_of_one_sample_are_used_at_once():
+    net = Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4))
+    every = [(16, 4), (4,), (32, 16), (16,), (4, 32), (32,)]
+    assert of_one(step(net, Adam(0.1))) == of_one(step(net, SGD(0.1, momentum=0.9))) == every
+    assert of_one(step(net, Adam(0.1, clip_norm=1.0))) == of_one(step(net, Adam(0.1), L2Penalty(0.1))) == []
+    assert of_one(step(NETWORKS["of narrow layers"], Adam(0.1)), parts=2) == []  # threads share the products
+
+
+@pytest.mark.few(2)
+@floats
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("net", ["two layers", "of narrow layers", "without biases", "with narrow ends", "one column"])
+def test_one_sample_gives_the_same_bits_as_afterwards(net, optimizer, kind, changed_compiler, monkeypatch):
+    program = step(NETWORKS[net], OPTIMIZERS[optimizer], dtype=kind)
+    arrays = {batch: random_arrays(program, batch) for batch in (1, 2)}
+    results = {(batch, n): run_on(native(n), program, batch, a, runs=3) for batch, a in arrays.items() for n in (1, 2)}
+    monkeypatch.setattr(passes, "PASSES", [each for each in passes.PASSES if each is not fuse_update_of_one_sample])
+    changed_compiler()
+    assert of_one(program) == []
+    for (batch, threads), result in results.items():
+        for name, array in run_on(native(threads), program, batch, arrays[batch], runs=3).items():
             assert array.tobytes() == result[name].tobytes(), f"{name}, batch {batch}, {threads} threads"
 
 

@@ -20,7 +20,7 @@ from chains.backends.native.plan.teams import works_in_turn
 from chains.backends.native.plan.tiles import is_of_tile, moments
 from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
-from chains.program.operations import Map, MatMul, Operation
+from chains.program.operations import Convolve, ConvolveInput, Map, MatMul, Operation
 from chains.program.scratch import ALIGNMENT
 from chains.program.view import Batch, Buffer, View
 
@@ -77,6 +77,13 @@ def events(plan: ExecutionPlan, one_tile: bool) -> Iterator[Event]:
 def _events(step: PlanStep, updates: bool = True) -> Iterator[Event]:
     operation, copied = step.operation, step.packed
     reads = tuple(copied.copy if copied and view is copied.source else view for view in operation.reads)
+    if updates and step.alone:
+        yield Event(step.origins[0], operation, reads, ())
+        for map in step.alone:
+            given = {view.buffer for view in operation.ins}
+            reads = tuple(view for view in map.operation.reads if view.buffer not in given)
+            yield Event(map.origins[0], map.operation, reads, map.operation.writes)
+        return
     fused, update = step.fused, step.update if updates else ()
     yield Event(step.origins[0], operation, reads, () if update else operation.writes)
     for origin, each in zip(step.origins[1:], (*fused, *update), strict=len(update) == len(step.update)):
@@ -240,7 +247,8 @@ def packed_weights_fit(plan: ExecutionPlan) -> Problems:
         if copy.buffer in places:
             yield f"`{copy}` is packed twice"
         places.add(copy.buffer)
-        size = winograd.packed_size(step.operation) if winograd.suits(step.operation) else source.sample_size
+        transformed = isinstance(step.operation, (Convolve, ConvolveInput)) and winograd.suits(step.operation)
+        size = winograd.packed_size(step.operation) if transformed else source.sample_size
         if source is not step.operation.ins[1] or source.batched or copy.sample_size != size or copy.dtype != source.dtype:
             yield f"`{copy.text}` is no copy of the weights of `{step.operation}`"
         rows = copy.strides[0] if isinstance(step.operation, MatMul) else 0

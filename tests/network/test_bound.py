@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from scipy.integrate import nquad, quad, solve_ivp
 
 from chains import BatchNorm, Chain, Conv, Dense, Embedding, Flatten, tanh
 from tests.harness import BACKENDS, assert_close
@@ -50,6 +49,7 @@ def test_parameters_and_state_are_copied(backend_name):
 
 
 def test_a_network_in_solve_ivp(backend_name):
+    solve_ivp = pytest.importorskip("scipy.integrate").solve_ivp
     net = Chain(Dense(3, 16, tanh), Dense(16, 3), backend=backend_name)
     f = net.bound(net.init(seed=0, dtype=np.float64))
     found = solve_ivp(lambda t, y: f(y), (0, 2), [0.1, 0.2, 0.3], rtol=1e-8)
@@ -93,6 +93,8 @@ def test_derivatives_as_a_function_of_c():
 
 @native
 def test_integrands_as_low_level_callables():
+    integrate = pytest.importorskip("scipy.integrate")
+    quad, nquad = integrate.quad, integrate.nquad
     net = Chain(Dense(1, 6, tanh), Dense(6, 1), backend="native")
     f = net.bound(net.init(seed=1, dtype=np.float64))
     wanted = quad(lambda x: f(np.array([x]))[0], -1.0, 2.0)[0]

@@ -203,8 +203,7 @@ def test_a_variance_that_has_vanished_is_a_point_without_effects():
 
 
 def test_other_optimisers_take_the_objective():
-    from scipy.optimize import minimize
-
+    minimize = pytest.importorskip("scipy.optimize").minimize
     model, *data = NORMAL["additive"]()
     objective = model.objective(*data)
     theta = model.init()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends.base import Arrays, Binding, caller_arrays
+from chains.backends.base import Arrays, Binding, caller_arrays, check_arrays
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.device.interface import Device, Gemm, Uncaptured, Work
 from chains.backends.cupy.kernels.library_convolutions import Convolved
@@ -155,16 +155,11 @@ def device_arrays(device: Device, program: Program, batch: int, arrays: Arrays) 
     The communicator stays on the host; without it there are no other processes. Raises ValueError for an array that does not
     fit its buffer: kernels would read and write out of bounds.
     """
-    result = dict(arrays)
     for name, array in arrays.items():
-        buffer = program.buffers[name]
-        size = buffer.size * (batch if buffer.batched else 1)
         if not device.owns(array) and name != COMMUNICATOR:
             raise ValueError(f"`{name}` must be an array in the memory of the GPU, got a {type(array).__name__}")
-        if array.size != size or array.dtype != buffer.dtype or not array.flags.c_contiguous:
-            raise ValueError(
-                f"`{name}` must be {size} contiguous {buffer.dtype} numbers, got {array.dtype} of shape {array.shape}"
-            )
+    check_arrays(program, batch, arrays)
+    result = dict(arrays)
     for name, buffer in program.buffers.items():
         if name in arrays and buffer.role != "constant":
             continue

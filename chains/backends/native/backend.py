@@ -30,6 +30,7 @@ from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
 MAX_PARTS, MAX_PARTITIONED_SAMPLES = 4, 15  # of products partitioned among threads (`plan/teams.py`)
+MAX_LOCKED_MEMBERS = 32_000_000  # of the members of an ensemble together: about three hundred microseconds
 MAX_LOCKED_OPERATIONS = 10_000_000  # in a call that keeps the interpreter's lock: about thirty microseconds
 MIN_PART_OPERATIONS = 300_000  # of a batch, per part: with fewer, products of one tile are not partitioned
 
@@ -43,7 +44,7 @@ class NativeBackend(Backend):
 
     name = "native"
     lowered = LOWERED
-    has_functions = has_member_calls = True
+    has_functions = has_member_calls = takes_long_orders = True
 
     def __init__(self, *, threads: int | None = None, simd: str | None = None) -> None:
         if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
@@ -125,9 +126,10 @@ class NativeBackend(Backend):
         return NativeFitter(bind, lambda: self.threads, model, value, shared, own)
 
     def function(self, binding: Binding, ins: Mapping[str, np.dtype[Any]], outs: Sequence[str]) -> Callable[..., Any] | None:
-        if isinstance(binding, Following) and binding.work <= MAX_LOCKED_OPERATIONS:
+        most = MAX_LOCKED_MEMBERS if isinstance(binding, (FollowingMembers, MembersBinding)) else MAX_LOCKED_OPERATIONS
+        if isinstance(binding, Following) and binding.work <= most:
             return following_function(binding, ins, outs)
-        if isinstance(binding, BoundCode) and binding.work <= MAX_LOCKED_OPERATIONS:
+        if isinstance(binding, BoundCode) and binding.work <= most:
             worker_pool().ensure(binding.threads)
             return python_function(binding, ins, outs)
         return None

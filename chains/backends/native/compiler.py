@@ -13,7 +13,7 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
-from chains.backends.native.kernels.outline import Outlines
+from chains.backends.native.kernels.outline import FALSE, Outlines
 from chains.backends.native.kernels.samples import begin_prefetch, list_rows
 from chains.backends.native.kernels.steps import lower
 from chains.backends.native.llvm.emit import (
@@ -85,7 +85,7 @@ class Compiler:
             body = partial(self._share, work) if work.length else partial(self._steps, work.steps)
             self._write(f"once_{number}_{position}", self._views(work.steps), body, "thread", "threads")
         if segment.fused_update:
-            position, rest = segment.fused_update
+            position, rest, _ = segment.fused_update
             work = segment.once[position]
             self._write(f"rest_{number}", self._views(work.steps), partial(self._rest, rest, work.steps))
 
@@ -94,6 +94,7 @@ class Compiler:
         views = []
         for step in (each for outer in steps for each in outer.all):
             views += [view for operation in step.operations for view in operation.views]
+            views += [view for each in step.alone for view in each.operation.views]
             views += [step.packed.copy] if step.packed else []
         return views
 
@@ -195,10 +196,26 @@ class Compiler:
     def _steps(self, steps: Sequence[PlanStep], frame: Frame) -> None:
         frame = replace(frame, call_alike=self.outlines.call)
         for step in steps:
-            if step.likeness:
+            if step.alone:
+                one = frame.f.compare("eq", frame.count, integer(1))
+                alone = frame.f.binary("and", one, frame.whole or FALSE)
+                frame.f.when(alone, partial(self._alone, step, frame), partial(self._steps, [replace(step, alone=())], frame))
+            elif step.likeness:
                 self.outlines.call(frame, step.likeness, step.operation.name, partial(lower, step=step))
             else:
                 lower(frame, step)
+
+    def _alone(self, step: PlanStep, frame: Frame) -> None:
+        """Write the maps that take the place of a product where the batch is one sample."""
+        rows = frame.rows
+
+        def base(view: View) -> Value:
+            if rows is not None and view.buffer is rows.buffer:
+                return frame.row(view, integer(0), view.buffer.size)
+            return frame.base(view)
+
+        for each in step.alone:
+            lower(replace(frame, base=base), each)
 
 
 def signature_of(plan: ExecutionPlan) -> Signature:

@@ -16,7 +16,7 @@ from chains.backends.native.kernels.samples import prefetch_run
 from chains.backends.native.llvm.emit import I64, PTR, Function, Module, Type, Value, integer, real_type
 from chains.backends.native.llvm.struct import ARGUMENTS, THREAD
 from chains.backends.native.llvm.vectormath import maximum
-from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment, SumRun, Work
+from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, Segment, SumRun, Work
 from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, MIN_TEAM_ELEMENTS
 from chains.program.view import Buffer
 
@@ -99,15 +99,20 @@ def _write_run(module: Module, plan: ExecutionPlan) -> None:
         then = partial(reduce, k, segment.sums) if segment.sums else None
         share(f"work_{k}", threads if segment.product else sharing, then)
         for position, work in enumerate(segment.once):
-            name = f"{k}_{position}"
-            if segment.fused_update and position == segment.fused_update.work:
-                whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
-                f.when(whole, partial(_do, f, words, f"rest_{k}"), partial(share, f"share_{name}", threads))
-            elif work.length >= MIN_SHARED_ELEMENTS:
-                share(f"share_{name}", threads)
+            name, update = f"{k}_{position}", segment.fused_update
+            once = partial(_do, f, words, f"once_{name}", "i64 0", "i64 1")
+            if work.length >= MIN_SHARED_ELEMENTS:
+                once = partial(share, f"share_{name}", threads)
+            if update and position == update.work:
+                f.when(_in_products(f, words, update), partial(_do, f, words, f"rest_{k}"), once)
             else:
-                _do(f, words, f"once_{name}", "i64 0", "i64 1")
+                once()
     module.add(f)
+
+
+def _in_products(f: Function, words: Value, update: FusedUpdate) -> Value:
+    """Whether products do the optimiser's step in this run."""
+    return f.compare("sle", word(f, words, "batch"), integer(1) if update.alone else word(f, words, "tile"))
 
 
 def _barrier(f: Function, words: Value, thread: Value) -> None:
@@ -144,9 +149,9 @@ def _write_member(module: Module, plan: ExecutionPlan) -> None:
             if segment.barriers[position]:
                 barrier()
             if segment.fused_update and position == segment.fused_update.work:
-                whole = f.compare("sle", word(f, words, "batch"), word(f, words, "tile"))
+                fused = _in_products(f, words, segment.fused_update)
                 rest = partial(f.when, first, partial(_do, f, words, f"rest_{k}"))
-                f.when(whole, rest, partial(share, f"share_{k}_{position}"))
+                f.when(fused, rest, partial(share, f"share_{k}_{position}"))
             elif work.length:
                 share(f"share_{k}_{position}")
             else:

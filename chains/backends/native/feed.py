@@ -6,14 +6,15 @@ import ctypes
 import time
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from chains.backends.base import Arrays, Feed, MemberFeed, aligned, updated
 from chains.backends.native.binding import NativeBinding
 from chains.backends.native.llvm.struct import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
-from chains.backends.native.runtime.epoch import COPY, GATHER, JOB, LANE, PLACE
-from chains.backends.native.runtime.shared import gatherer, runtime, worker_pool
+from chains.backends.native.runtime.epoch import COPY, GATHER, JOB, LANE, PLACE, WATCH
+from chains.backends.native.runtime.shared import gatherer, runtime, watcher, worker_pool
 from chains.backends.native.runtime.thread_trial import ThreadTrial
 from chains.program.program import Program
 
@@ -38,7 +39,7 @@ class NativeFeed(Feed):
 
     def __init__(self, binding: NativeBinding, sources: Mapping[str, np.ndarray], order: np.ndarray) -> None:
         self._binding = binding
-        self._keep = [dict(sources), order]
+        self._sources, self._order = dict(sources), order
         gathers = []
         code = runtime()
         self._direct = direct = binding.indexed_source(sources)
@@ -50,6 +51,7 @@ class NativeFeed(Feed):
             gathers.append(GATHER.pack(function=gatherer(source.dtype, target.dtype), width=source[0].size, **places))
             binding.gathers(name)
         self._gathers = np.array(gathers, np.int64)
+        self._watches: np.ndarray | None = None
         widest = np.zeros((len(binding.prefetch), 3), np.int64)  # the samples to prefetch
         self._widest = max(sources, key=lambda name: sources[name][0].nbytes, default=None)
         if self._widest is not None:
@@ -81,6 +83,25 @@ class NativeFeed(Feed):
         if done == len(values) or (steps and (done < steps or not np.isfinite(values[done - 1]))):
             return done
         return done + self._timed(trial, first + done, values[done:], trial.together)
+
+    def watch(self, names: Collection[str], largest: float) -> bool:
+        if any(self._sources[name].dtype.kind != "f" for name in names):
+            return False
+        kept = self._gathers[: len(self._gathered)].reshape(-1, GATHER.size)
+        self._watches = np.array([_watch(self._sources[name].dtype, largest) for name in names]).reshape(-1, WATCH.size)
+        looks = [
+            GATHER.pack(
+                function=watcher(source.dtype), source=source.ctypes.data, target=watch.ctypes.data, width=source[0].size
+            )
+            for source, watch in zip((self._sources[name] for name in names), self._watches, strict=True)
+        ]
+        self._gathers = np.concatenate([kept, np.array(looks, np.int64).reshape(-1, GATHER.size)])
+        JOB.write(self._job, gathers=len(self._gathers), list=self._gathers.ctypes.data)
+        return True
+
+    @property
+    def spoiled(self) -> bool:
+        return self._watches is not None and bool(self._watches[:, WATCH.positions["found"]].any())
 
     def job_alone(self) -> np.ndarray:
         """The `JOB` of a thread that does all parts alone, without the words that change from run to run."""
@@ -122,6 +143,12 @@ class NativeFeed(Feed):
             return int(self._team(job, binding.words_address, PATIENCE_PAUSES) if team else self._steps(job))
         finally:
             binding.set_alone(False)
+
+
+def _watch(source: np.dtype[Any], largest: float) -> np.ndarray:
+    """The `WATCH` of a data set of this type."""
+    bits = np.array(min(largest, np.finfo(source).max), source).view(f"u{source.itemsize}")
+    return WATCH.pack(largest=int(bits))
 
 
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
 
@@ -93,12 +93,24 @@ class FollowingFeed(Feed):
         self._binding, self._make = binding, make
         self._bound = binding.present()
         self._feed = make(self._bound)
+        self._watched: tuple[Collection[str], float] = (), 0.0
+        self._spoiled = False  # as an earlier feed found
 
     def __call__(self, first: int, values: np.ndarray) -> int:
         bound = self._binding.present()
         if bound is not self._bound:
+            self._spoiled = self.spoiled
             self._bound, self._feed = bound, self._make(bound)
+            self._feed.watch(*self._watched)
         return self._feed(first, values)
+
+    def watch(self, names: Collection[str], largest: float) -> bool:
+        self._watched, self._spoiled = (names, largest), False
+        return self._feed.watch(names, largest)
+
+    @property
+    def spoiled(self) -> bool:
+        return self._spoiled or self._feed.spoiled
 
 
 def following_function(binding: Following[Any], ins: Inputs, outs: Sequence[str]) -> Callable[..., Any] | None:

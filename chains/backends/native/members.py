@@ -19,7 +19,8 @@ from chains.backends.native.runtime.shared import runtime, worker_pool
 from chains.program.program import Program
 from chains.support.threads import get_num_threads
 
-MAX_GRAIN, CLAIMS = 16, 8  # members that a thread takes at once, and how often it comes for more if they are few
+WAKING = 4  # times the work of a hand-over: between calls the threads fall asleep
+MAX_GRAIN, CLAIMS = 16, 8  # members that a thread takes together, and how often it comes for more if they are few
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 MAX_IDLE_SHARE = 0.1  # of the threads' time, if each takes whole members
 
@@ -55,7 +56,7 @@ class MembersBinding(BoundCode):
 
     def _takers(self, work: int, threads: int) -> int:
         """The number of threads that take members alone; 0 if all threads compute each member together."""
-        count = min(suitable_threads(work * self.members, threads), self.members)
+        count = min(suitable_threads(work * self.members // WAKING, threads), self.members)
         rounds = -(-self.members // count)
         uneven = 1 - self.members / (rounds * count) > MAX_IDLE_SHARE
         return 0 if suitable_threads(work, threads) > 1 and (count == 1 or uneven) else count

@@ -37,7 +37,6 @@ class Relayout(ops.Operation):
     to_lanes: bool
 
 
-@dataclass(frozen=True)
 class Solve(ops.Operation):
     """out, (samples, n, m), with ``matrix @ out = right``."""
 
@@ -289,7 +288,7 @@ RECORDS: dict[type[ops.Operation], Record] = {
     ops.Convolve: _convolution(),
     ops.ConvolveInput: _convolution(),
     ops.ConvolveWeight: Record(
-        _one_type, lanes=Kernel("convolutions", "lower_weight"), workspace=Lazy("winograd", "workspace")
+        _one_type, lanes=Kernel("convolutions", "lower_weight"), workspace=Lazy("winograd", "weight_workspace")
     ),
     ops.Pool: _POOL,
     ops.PoolInput: _POOL,

@@ -15,6 +15,7 @@ from chains.layers.ode.course import ControlledCourse, Course, EqualCourse, With
 from chains.layers.ode.doses import Doses
 from chains.layers.ode.events import Watch
 from chains.layers.ode.implicit import ImplicitSolution
+from chains.layers.ode.interpolation import Interpolation
 from chains.layers.ode.right_side import Inputs
 from chains.layers.ode.settings import Settings
 from chains.layers.ode.solution import Solution
@@ -64,7 +65,13 @@ class _ControlledBetween(_BetweenSteps, ControlledSteps):
         ode, kind = self.ode, ImplicitSolution if self.ode.implicit else Solution
         course = ControlledCourse(s.begins, ops, s.intervals, s.rows, self.doses.states, self.doses.rates)
         inputs = self.inputs(ops, x, 0.0)
-        return kind(ops, ode.tableau, self.grid, s.children[0], inputs, s, course.clock, s.lengths, course=course)
+        way = Interpolation(ops, ode.tableau, s.places) if ode.interpolates else None
+        return kind(
+            ops, ode.tableau, self.grid, s.children[0], inputs, s, course.clock, s.lengths, course=course, interpolation=way
+        )  # fmt: skip
+
+    def stops(self, setup: Setup) -> View:
+        return self.clock(setup)
 
 
 class BetweenDoses(Strategy):
@@ -80,8 +87,10 @@ class BetweenDoses(Strategy):
         super().__init__(ode)
         self.doses = doses
         self.times = ode.times if isinstance(ode.times, int) else len(ode.times)
-        merged = Settings()
-        vars(merged).update(vars(ode), times=tuple(map(float, range(self.times + doses.events))), time=False, doses=None)
+        self.interpolates, merged = ode.interpolates, Settings()
+        self.ends = 2 if self.interpolates else self.times  # the times among which doses are merged
+        numbers = tuple(map(float, range(self.ends + doses.events)))
+        vars(merged).update(vars(ode), times=numbers, time=False, doses=None, interpolate=self.interpolates)
         self.steps = _EqualBetween(merged, doses) if ode.rtol is None else _ControlledBetween(merged, doses)
 
     @property
@@ -98,11 +107,15 @@ class BetweenDoses(Strategy):
 
     def declare(self, d: Declaration, n: int) -> None:
         self.steps.declare_steps(d, n)
-        grid, doses, dosing = self.steps.grid, self.doses, (self.doses.width + self.times,)
+        grid, doses, dosing = self.steps.grid, self.doses, (self.doses.width + self.ends,)
         d.saved("dosing", dosing)
         d.saved("intervals", d.child("doses", doses, dosing))
         d.saved("rows", (grid.total, Course.width(len(doses.states), doses.rates)))
-        d.saved("solved", (grid.intervals + 1, n))
+        if self.interpolates:
+            d.saved("times", (self.times,))
+            d.saved("places", (self.times,))
+        else:
+            d.saved("solved", (grid.intervals + 1, n))
         d.output_times = self.times
         d.output((self.times, n))
 
@@ -116,10 +129,17 @@ class BetweenDoses(Strategy):
     def forward(self, ops: Recorder, x: View, y: View, s: Any) -> None:
         with self._setup(ops, x, s) as (setup, mask):
             self._record_intervals(setup, x, mask)
-            self.steps.solve(setup, s.solved)
-            self._pick(setup, y)
+            self._solve(setup, y)
         if mask is not None:
             ops.map(y, within_lengths, mask, y)
+
+    def _solve(self, setup: Setup, y: View, states: View | None = None) -> None:
+        """Record the states at the times; with `states`, also those of all steps."""
+        if self.interpolates:
+            self.steps.solve(setup, y, states=states)
+        else:
+            self.steps.solve(setup, setup.s.solved, states=states)
+            self._pick(setup, y)
 
     def _record_intervals(self, setup: Setup, x: View, mask: View | None) -> None:
         """Record the merged times and what happens between them."""
@@ -129,8 +149,17 @@ class BetweenDoses(Strategy):
         else:
             times = x.slice(-1, own + width, x.sample_shape[0])
         ops.copy(s.dosing.slice(-1, 0, width), x.slice(-1, own, own + width))
-        ops.copy(s.dosing.slice(-1, width, width + self.times), times if mask is None else repeat_last(ops, times, mask))
+        times = times if mask is None else repeat_last(ops, times, mask)
+        if self.interpolates:
+            ops.copy(s.times, times)
+            for k, own in enumerate((0, self.times - 1)):
+                ops.copy(s.dosing.slice(-1, width + k, width + k + 1), s.times.slice(-1, own, own + 1))
+        else:
+            ops.copy(s.dosing.slice(-1, width, width + self.times), times)
         s.children[1].forward(ops, s.dosing, s.intervals)
+        if self.interpolates:
+            assert isinstance(setup.solution.course, ControlledCourse)
+            setup.solution.course.places(s.places, s.times)
 
     def _pick(self, setup: Setup, y: View) -> None:
         """Record the states at the times of the output, from those at the merged times."""
@@ -150,30 +179,65 @@ class BetweenDoses(Strategy):
 
     def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, s: Any) -> None:
         own = x.sample_shape[0] - self.ode.own_features
-        d_solved, d_intervals, d_dosing = (
-            ops.scratch(f"d_{name}", view.sample_shape) for name, view in
-            (("solved", s.solved), ("intervals", s.intervals), ("dosing", s.dosing))
+        d_intervals, d_dosing = (
+            ops.scratch(f"d_{name}", view.sample_shape) for name, view in (("intervals", s.intervals), ("dosing", s.dosing))
         )  # fmt: skip
         with self._setup(ops, x, s) as (setup, mask):
             if mask is not None:
                 ops.map(dy, within_lengths, mask, dy)
             failed = failed_of(ops, y) if self.may_fail else None
-            ops.matmul(d_solved, self._places(s), dy)
             assert setup.solution.course is not None
             setup.solution.course.d_intervals = d_intervals
-            setup.solution.pullback(s.solved, d_solved, dx.slice(-1, 0, own), failed)
+            d_times = self._pull_steps(setup, y, dy, dx.slice(-1, 0, own), failed)
             s.children[1].pullback(ops, s.dosing, s.intervals, d_intervals, d_dosing)
-        ops.copy(dx.slice(-1, own, dx.sample_shape[0]), d_dosing.slice(-1, 0, dx.sample_shape[0] - own))
+        if self.interpolates:
+            ops.copy(dx.slice(-1, own, own + self.doses.width), d_dosing.slice(-1, 0, self.doses.width))
+            if self.ode.own_times:
+                self._add_ends(ops, dx.slice(-1, own + self.doses.width, dx.sample_shape[0]), d_times, d_dosing, mask)
+        else:
+            ops.copy(dx.slice(-1, own, dx.sample_shape[0]), d_dosing.slice(-1, 0, dx.sample_shape[0] - own))
         if mask is not None and self.ode.own_times:
             d_times = dx.slice(-1, dx.sample_shape[0] - self.times, dx.sample_shape[0])
             ops.map(d_times, within_lengths, mask.index(2, 0), d_times)
+
+    def _pull_steps(self, setup: Setup, y: View, dy: View, dx: View, failed: View | None) -> View:
+        """Record the pullback of the steps. Returns the cotangents of the times, if states there are interpolated."""
+        ops, s, solution, d_times = setup.ops, setup.s, setup.solution, setup.ops.scratch("d_times", (self.times,))
+        if solution.interpolation is None:
+            d_solved = ops.scratch("d_solved", s.solved.sample_shape)
+            ops.matmul(d_solved, self._places(s), dy)
+            solution.pullback(s.solved, d_solved, dx, failed)
+            return d_times
+        d_places = ops.scratch("d_places", (self.times,))
+        ops.fill(d_places, 0.0)
+        replace(solution, interpolation=replace(solution.interpolation, d_times=d_places)).pullback(y, dy, dx, failed)
+        assert isinstance(solution.course, ControlledCourse)
+        solution.course.pull_places(d_times, d_places, s.times)
+        return d_times
+
+    def _add_ends(self, ops: Recorder, out: View, d_times: View, d_dosing: View, mask: View | None) -> None:
+        """Record the cotangents of own times: those of the first and the last one also have those of the intervals' ends."""
+        first, last = np.zeros((2, self.times))
+        first[0] = last[-1] = 1.0
+        at_last = ops.constant("last time", last)
+        if mask is not None:
+            has, after = mask.index(2, 0), ops.scratch("times after", (self.times,))
+            ops.fill(after, 0.0)
+            ops.copy(after.slice(-1, 0, self.times - 1), has.slice(-1, 1, self.times))
+            at_last = ops.scratch("last time", (self.times,))
+            ops.map(at_last, lambda has, after: has - after, has, after)
+        begin, end = (d_dosing.slice(-1, self.doses.width + k, self.doses.width + k + 1) for k in (0, 1))
+        ops.map(
+            out, lambda d, first, begin, last, end: d + first * begin + last * end,
+            d_times, ops.constant("first time", first), begin, at_last, end,
+        )  # fmt: skip
 
     def trace(self, ops: Recorder, x: View, y: View, s: Any) -> None:
         """Record a row for each step, as an `ODE`'s trace has them."""
         total, n, controlled = self.steps.grid.total, y.sample_shape[-1] - 3, self.ode.rtol is not None
         with self._setup(ops, x, s) as (setup, mask):
             self._record_intervals(setup, x, mask)
-            self.steps.solve(setup, s.solved, states=y.slice(-1, 3, 3 + n))
+            self._solve(setup, ops.scratch("y", (self.times, n)), states=y.slice(-1, 3, 3 + n))
         begins, lengths, tried = (y.slice(1, 0, total).slice(-1, k, k + 1) for k in range(3))
         share, first, whole = (s.rows.slice(2, k, k + 1) for k in range(3))
         ops.fill(y.index(1, total).slice(-1, 0, 3), 0.0)

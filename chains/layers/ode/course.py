@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr import where
+from chains.expr import minimum, where
 from chains.layers.base import Declaration, Layer
 from chains.layers.ode.grid import Around, Grid, part
 from chains.layers.ode.methods import Length, Tableau
@@ -284,6 +284,38 @@ class ControlledCourse(Course):
         ops.map(before, lambda t, last: where(t < last, 1.0, 0.0), times, times.slice(-1, count - 1, count))
         ops.sum(out, before)
 
+    def places(self, out: View, times: View) -> None:
+        """Record the times of the output as steps count them: the number of an interval and the part of it that is over."""
+        ops, each = self.ops, self.ops.scratch("places within intervals", (times.sample_shape[0], self.count - 1))
+        ops.map(each, lambda k, *own: _place(k, *own)[0], *self._intervals_of(times))
+        ops.sum(out.expand(-1), each)
+        first = _entry(self.intervals.index(2, 0), 0)
+        ops.map(out, lambda place, t: place + (t - t), out, first)  # NaN for doses and times that do not fit
+
+    def pull_places(self, d_times: View, d: View, times: View) -> None:
+        """Record the cotangents of the times of the output, from those of their places, `d`; add those of intervals."""
+        assert self.d_intervals is not None
+        ops, shape = self.ops, (times.sample_shape[0], self.count - 1)
+        by_time, by_length = (ops.scratch(f"by {name} of places", shape) for name in ("begin", "length"))
+        operands = self._intervals_of(times)
+        ops.map(
+            (by_time, by_length), lambda d, k, *own: tuple(d * each for each in _place(k, *own)[1:]), d.expand(-1), *operands
+        )
+        ops.sum(d_times.expand(-1), by_time)
+        sums = [ops.scratch(f"sum by {name}", shape[1:]) for name in ("begin", "length")]
+        for total, terms in zip(sums, (by_time, by_length), strict=True):
+            ops.sum(total.expand(1), terms)
+        begins, lengths = (self.d_intervals.index(2, k).slice(1, 0, self.count - 1) for k in (0, 1))
+        ops.map(begins, lambda total, d: total - d, begins, sums[0])
+        ops.map(lengths, lambda total, d: total + d, lengths, sums[1])
+
+    def _intervals_of(self, times: View) -> list[View]:
+        """What places are found from: the numbers, begins, ends and lengths of intervals, and the times."""
+        count = self.count - 1
+        begins, ends = (self.intervals.index(2, 0).slice(1, k, k + count).expand(1) for k in (0, 1))
+        lengths = self.intervals.index(2, 1).slice(1, 0, count).expand(1)
+        return [self.clock.slice(0, 0, count), begins, ends, lengths, times.expand(-1)]
+
     def enter(self, row: View, t: View, taken: View | None = None) -> None:
         """Record the row of the next attempt, at time t, after a step of length `taken`, which is 0 if it was refused."""
         ops, known, end = self.ops, self.numbers - len(self.states), self.features + 1
@@ -339,3 +371,10 @@ class ControlledCourse(Course):
             own, lambda d, k, t, term: d + where((k <= t) & (t < k + 1.0), term, 0.0), own, self.clock.expand(-1),
             begin.expand(1), self.cotangent(at, step, d_state, d_seen).expand(1),
         )  # fmt: skip
+
+
+def _place(k: Any, begin: Any, end: Any, length: Any, time: Any) -> tuple[Any, Any, Any]:
+    """The place of a time within an interval, 0 if it is in another one, and its derivatives by the time and the length."""
+    within, whole = (begin < time) & (time <= end), where(length > 0.0, length, 1.0)
+    share = minimum((time - begin) / whole, 1.0)
+    return where(within, k + share, 0.0), where(within, 1.0 / whole, 0.0), where(within, -share / whole, 0.0)

@@ -8,7 +8,7 @@ h of ``event(step(y, h), t + h) = 0`` changes by ``-d event / (d event / dh)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import numpy as np
 from chains.expr import maximum, minimum, where
 from chains.layers.node import Node
 from chains.layers.ode.grid import Around, part
-from chains.layers.ode.methods import Tableau, move, pull_slope
+from chains.layers.ode.interpolation import Interpolation, Span
+from chains.layers.ode.methods import Tableau, combine, move, pull_slope
 from chains.layers.ode.right_side import Inputs, at_once, unread
 from chains.program.loop import Steps
 from chains.program.recorder import Recorder
@@ -85,15 +86,15 @@ class Event:
 
         return record
 
-    def last_step(self, name: str) -> Callable[[View, View], None]:
-        """A function that records the last step with a length."""
+    def last_step(self, name: str, interpolation: Interpolation | None = None) -> Callable[..., None]:
+        """A function that records the last step with a length; with `found`, also the states at the times within it."""
         ops = self.ops
         stages = range(self.tableau.stages)
         slopes = [ops.scratch(f"slope {i} {name}", (self.n,)) for i in stages]
         seen = ops.scratch(f"seen {name}", (self.inputs.width,))
         rhs = at_once(ops, self.rhs)
 
-        def record(new: View, h: View) -> None:
+        def record(new: View, h: View, found: View | None = None) -> None:
             for i in stages:
                 move(
                     ops, self.tableau, seen.slice(-1, 0, self.n), self.before, h, [a[i] for a, _ in self.tableau.halves], slopes
@@ -101,12 +102,19 @@ class Event:
                 self.inputs.record(seen, self.number(0), h, self.tableau.c[i])
                 rhs.forward(ops, seen, slopes[i])
             move(ops, self.tableau, new, self.before, h, [b for _, b in self.tableau.halves], slopes)
+            if interpolation is not None and found is not None:
+                interpolation.record(found, self.span, self.before, new, slopes)
 
         return record
 
-    def pullback(self, y: View, d_y: View, d_end: View) -> View:
+    @property
+    def span(self) -> Span:
+        """The last step, which has the length 0 without an event."""
+        return Span(self.number(0), self.end, self.number(1), self.number(1))
+
+    def pullback(self, y: View, d_y: View, d_end: View, within: Sequence[View]) -> View:
         """Record the gradients of the event's parameters, and add to `d_y` the part of the time of the event, whose cotangent
-        is `d_end`.
+        is `d_end`. `within` has the cotangents of the coefficients of the last step's interpolant, if there is one.
 
         Returns the gradient by the event's input.
         """
@@ -121,8 +129,12 @@ class Event:
         pair, along = ops.scratch("cotangents of the end", (2, n)), ops.scratch("by the length", (2, 1))
         ops.copy(pair.index(1, 0), d_y)
         ops.copy(pair.index(1, 1), d_seen.slice(-1, 0, n))
+        both = [ops.scratch(f"{view.buffer.name} twice {k}", (2, n)) for k, view in enumerate(within)]
+        for each, view in zip(both, within, strict=True):  # the event's function does not see the states at the times
+            ops.copy(each.index(1, 0), view)
+            ops.fill(each.index(1, 1), 0.0)
         with ops.loop(2, closed=True) as at:
-            self._by_length(at.now(along, 1), at.now(pair, 1))
+            self._by_length(at.now(along, 1), at.now(pair, 1), [at.now(each, 1) for each in both])
         by_time = [d_seen.slice(-1, width - 1, width)] if self.inputs.time else []
         weight = ops.scratch("d_value", (1,))
         ops.map(weight, _implicit, self.happens, along.index(1, 0), along.index(1, 1), d_end, *by_time)
@@ -130,8 +142,8 @@ class Event:
         ops.map(d_y, lambda a, b: a + b, d_y, d_event.slice(-1, 0, n))
         return d_event
 
-    def _by_length(self, out: View, d: View) -> None:
-        """Record the gradient by the length of the last step, from the cotangent of its end."""
+    def _by_length(self, out: View, d: View, within: Sequence[View]) -> None:
+        """Record the gradient by the length of the last step, from the cotangents of its end and of its interpolant."""
         ops, tableau, n, width = self.ops, self.tableau, self.n, self.inputs.width
         h, stages = self.number(1), range(tableau.stages)
         slopes, seen, d_slope = ([ops.scratch(f"{name} {i} of the last step", (m,)) for i in stages]
@@ -150,9 +162,13 @@ class Event:
         move(ops, tableau, moves[-1], zero, 1.0, rows[-1], slopes)
         terms, total = ops.scratch("by the length of each", (n,)), ops.scratch("along", (1,))
         ops.map(terms, lambda a, b: a * b, d, moves[-1])
+        for power, each in enumerate(within[1:], 2):  # h times a power of (t - begin) / h
+            weights = [row[power - 1] for row in tableau.interpolant]
+            combine(ops, moves[-1], None, 1.0 - power, [(w, k) for w, k in zip(weights, slopes, strict=True) if w])
+            ops.map(terms, lambda total, a, b: total + a * b, terms, each, moves[-1])
         d_states = [view.slice(-1, 0, n) for view in d_seen]
         for i in reversed(stages):
-            pull_slope(ops, tableau, d_slope[i], d, h, i, d_states)
+            pull_slope(ops, tableau, d_slope[i], d, h, i, d_states, within)
             nodes[i].pullback(ops, seen[i], slopes[i], d_slope[i], d_seen[i])
             ops.map(terms, lambda total, a, b: total + a * b, terms, d_states[i], moves[i])
         ops.sum(total, terms)

@@ -31,7 +31,7 @@ from chains.layers.ode.grid import Around
 from chains.layers.ode.methods import Length, Tableau, combine
 from chains.layers.ode.right_side import Copies, GradientSums, at_once
 from chains.layers.ode.solution import Solution
-from chains.layers.ode.step_control import StepControl
+from chains.layers.ode.step_control import Step, StepControl
 from chains.program.loop import Steps
 from chains.program.recorder import Recorder
 from chains.program.view import View
@@ -269,17 +269,18 @@ class ImplicitControl(StepControl):
     def _slopes(self) -> int:
         return 1  # for the first length: each step finds its own
 
-    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
+    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> Step:
         ops, n, stages = self.ops, self.inputs.n, self.tableau.stages
         newton = ImplicitStages(ops, self.tableau, rhs, n)
         all_seen, inverse = ops.scratch("seen in stages", (stages, self.inputs.width)), ops.scratch("inverse", (n, n))
         for i, c in enumerate(self.tableau.c):
             self.inputs.record(all_seen.index(1, i), t, h, c)
         newton.solve(all_seen, state, h, inverse)
-        other, new = (all_seen.index(1, i).slice(-1, 0, n) for i in (stages - 2, stages - 1))
+        states = [all_seen.index(1, i).slice(-1, 0, n) for i in range(stages)]
+        *_, other, new = states
         error = self.mean_square("error", _difference, state, new, other)
         ops.map(error, newton.judged, error, newton.failed, newton.taken)
-        return new, error
+        return Step(new, error, states)
 
 
 def _difference(y: Any, new: Any, other: Any) -> tuple[Any, Any]:
@@ -339,12 +340,13 @@ class ImplicitSolution(Solution):
         rows = ops.constant("weights in stages", newton.rows[:, :, None])  # (in stage, of slope, 1)
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
-            if d_times is None:
-                self._add_cotangents(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+            d_begin, within = self._at_times(d_state, dy, None if d_times is None else step.now(d_times, 1), at, step)
             own, inverse = step.now(d_values, 1), step.now(s.inverse, 1)
             ops.fill(d_all, 0.0)
             ops.fill(d_slopes, 0.0)
             newton.add(d_slopes, d_slopes, h, weights, d_state.expand(1))
+            for column, each in zip(self.tableau.slopes_interpolant.T, within, strict=False):
+                newton.add(d_slopes, d_slopes, h, ops.constant("weights within", column[:, None]), each.expand(1))
             with ops.loop(stages - 1, backwards=True, closed=True) as stage:
                 later: Callable[[View], View] = lambda view: stage.now(view.slice(1, 1, stages), 1)  # noqa: E731
                 pullback = self._pullback(ops, lambda view: later(step.now(view, 1)))
@@ -357,7 +359,7 @@ class ImplicitSolution(Solution):
             pullback = self._pullback(ops, lambda view: step.now(view, 1).index(1, 0))
             pullback(d_slopes.index(1, 1), d_seen)
             ops.map(d_all, lambda total, d: total + d, d_all, d_seen)
-            self._add_up(d_state, None if d_times is None else step.now(d_times, 1), [d_all], at, step)
+            self._add_up(d_state, d_begin, [d_all], at, step)
             if self.inputs.given:
                 given = d_all.slice(-1, n, n + self.inputs.given)
                 ops.map(d_given, lambda total, d: total + d, d_given, given)

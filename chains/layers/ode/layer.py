@@ -18,13 +18,15 @@ from chains.layers.ode.events import DIRECTIONS
 from chains.layers.ode.implicit import LARGEST_STATE
 from chains.layers.ode.methods import METHODS
 from chains.layers.ode.right_side import check_deterministic
-from chains.layers.ode.settings import Settings, ascending, control, forcing_of, text_of
+from chains.layers.ode.settings import Settings, ascending, forcing_of, interpolation, most_steps, text_of, tolerances
 from chains.layers.ode.strategy import AtTimes, ControlledSteps, EqualSteps, Strategy
 from chains.layers.ode.until import UntilEvent
 from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support.checks import check_count, check_flags, check_is, check_word, whole
 from chains.support.messages import shown
+
+EARLIER = {"event": None, "direction": "both", "doses": None, "interpolate": False, "jumps": ()}  # where pickles have fewer
 
 
 class ODE(Settings, Layer):
@@ -50,14 +52,15 @@ class ODE(Settings, Layer):
         The number of equal steps from each of the times to the next.
     rtol : float, optional
         Step control instead of equal steps, with "tsit5" or an implicit method: the estimated error of a step stays below
-        ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has its own steps, which end at the times.
+        ``atol + rtol * abs(y)``, as a mean square over the state. Each trajectory has its own steps. They end at the times,
+        unless states there are interpolated.
     atol : float, or sequence of n floats, optional
         By default a thousandth of `rtol`.
     max_steps : int, optional
-        The largest number of steps that step control tries, by default 256, or four to each of the times if these are more.
-        Steps that are not needed are left out. If there are too few, ``net(x, p)``, ``net.bound(p)(x)`` and `value_and_grad`
-        raise FloatingPointError with the reason that `ode_steps` gives; other calls, such as `loss` and `vjp`, give NaN for the
-        states that are not reached, and for gradients.
+        The largest number of steps that step control tries, by default 256, or four to each of the times where steps must end,
+        if these are more. Steps that are not needed are left out. If there are too few, ``net(x, p)``, ``net.bound(p)(x)`` and
+        `value_and_grad` raise FloatingPointError with the reason that `ode_steps` gives; other calls, such as `loss` and `vjp`,
+        give NaN for the states that are not reached, and for gradients.
     given : int
         The number of features of a sample, after the initial state, that are constants, not state: a dose, a temperature.
     time : bool
@@ -87,6 +90,14 @@ class ODE(Settings, Layer):
         Amounts that are added to the state, at times of each trajectory. The features of a sample are then the state, the given
         ones, those of the doses, and its own times, if any. There are `steps` equal steps from each of these times to the next,
         or at most `max_steps` tried ones in all. Doses do not go with `forcing`, `adjoint` and `event`.
+    interpolate : bool, optional
+        Whether the error alone chooses the steps of step control, and states at times within a step are interpolated; the
+        gradient is exact for these. False: steps end at each of the times. By default states are interpolated at more than 16
+        and more than ``4 * rtol ** (-1 / order)`` times after the first one, which is about how many steps a smooth solution
+        needs; not with `event`, `adjoint`, `forcing` and `doses`. True does not go with `adjoint`; steps then end at doses.
+    jumps : sequence of float
+        Ascending times at which the right-hand side jumps, such as switching times. A step of step control ends shortly before
+        each, and one begins shortly after it.
 
     Raises
     ------
@@ -110,7 +121,7 @@ class ODE(Settings, Layer):
         self, rhs: Layer, times: Sequence[float] | int, method: str = "tsit5", steps: int = 1, *, rtol: float | None = None,
         atol: Any = None, max_steps: int | None = None, given: int = 0, time: bool = False, forcing: Any = None,
         checkpoint_every: int | None = None, adjoint: bool = False, event: Layer | None = None, direction: str = "both",
-        doses: Doses | None = None,
+        doses: Doses | None = None, interpolate: bool | None = None, jumps: Sequence[float] = (),
     ) -> None:  # fmt: skip
         if not isinstance(rhs, Layer):
             raise TypeError(f"`rhs` (={shown(rhs)}) must be a layer: a Chain, or Equations of formulas")
@@ -130,17 +141,17 @@ class ODE(Settings, Layer):
         self.method = method
         self.steps = check_count("steps", steps)
         self.doses = doses
-        intervals = (self.times if isinstance(self.times, int) else len(self.times)) - 1
         if doses is not None:
             check_is("doses", doses, Doses, "a `Doses`, such as Doses(4, into=0)")
-            intervals += doses.events
-        self.rtol, self.atol, self.max_steps = control(method, intervals, self.steps, rtol, atol, max_steps)
         self.given = int(given)
         self.time = time
         self.forcing = None if forcing is None else forcing_of(forcing)
         self.checkpoint_every = None if checkpoint_every is None else check_count("checkpoint_every", checkpoint_every)
         self.adjoint = bool(adjoint)
         self.event, self.direction = self._checked_event(event, direction)
+        self.interpolate, self.jumps = interpolation(self, rtol, interpolate, jumps)
+        self.rtol, self.atol = tolerances(method, self.steps, rtol, atol, max_steps)
+        self.max_steps = most_steps(self, max_steps)
         for name in ("forcing", "adjoint", "event") if doses is not None else ():
             if getattr(self, name):
                 raise ValueError(f"`{name}` (={shown(getattr(self, name))}) does not go with `doses`")
@@ -162,7 +173,7 @@ class ODE(Settings, Layer):
         return event, direction
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update({"event": None, "direction": "both", "doses": None} | state)  # earlier pickles have fewer
+        vars(self).update(EARLIER | state)
 
     @property
     def _steps(self) -> AtTimes:
@@ -229,5 +240,7 @@ class ODE(Settings, Layer):
         more += f", doses={self.doses!r}" if self.doses is not None else ""
         more += f", event={self.event!r}" if self.event is not None else ""
         more += f", direction={self.direction!r}" if self.direction != "both" else ""
+        more += f", interpolate={self.interpolate}" if self.interpolate is not None else ""
+        more += f", jumps={text_of(self.jumps)}" if self.jumps else ""
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"

@@ -11,13 +11,13 @@ from chains.layers.base import Layer
 from chains.layers.ode.doses import Doses
 from chains.layers.ode.methods import METHODS, Row, Tableau
 from chains.layers.ode.right_side import Forcing
-from chains.support.checks import check_count, check_number, is_real
+from chains.support.checks import check_count, check_flags, check_number, is_real
 from chains.support.messages import listed, shown
-
-Control = tuple[float | None, float | Row | None, int | None]  # rtol, atol and max_steps
 
 MAX_STEPS = 256  # attempts of step control, by default
 STEPS_TO_A_TIME = 4  # or as many attempts to each of the times, if these are more
+ENDS_AT_TIMES = ("adjoint", "event", "forcing", "doses")  # with these, steps end at the times by default
+MANY, FACTOR = 16, 4.0  # states at more times than 16, and than 4 * rtol ** (-1 / order), are interpolated by default
 MAX_SHOWN = 6  # times in a printed layer; of more, the first ones and the last
 
 
@@ -39,15 +39,31 @@ class Settings:
     event: Layer | None
     direction: str
     doses: Doses | None
+    interpolate: bool | None
+    jumps: Row
+
+    @property
+    def intervals(self) -> int:
+        """The number of times after the first one."""
+        return (self.times if isinstance(self.times, int) else len(self.times)) - 1
+
+    @property
+    def interpolates(self) -> bool:
+        """Whether states at the times are interpolated."""
+        if self.interpolate is not None or self.rtol is None:
+            return bool(self.interpolate)
+        plain = not any(getattr(self, name) for name in ENDS_AT_TIMES)
+        return plain and self.intervals > max(MANY, FACTOR * self.rtol ** (-1.0 / METHODS[self.method].order))
 
     @property
     def tableau(self) -> Tableau:
-        return METHODS[self.method]
+        method = METHODS[self.method]
+        return method.with_end if self.interpolates else method
 
     @property
     def implicit(self) -> bool:
         """Whether stages are solutions of equations."""
-        return self.tableau.gamma > 0.0
+        return METHODS[self.method].gamma > 0.0
 
     @property
     def own_times(self) -> int:
@@ -115,24 +131,50 @@ def tolerance(name: str, given: Any) -> float | Row:
     return tuple(map(float, values)) if several else float(values[0])
 
 
-def control(method: str, intervals: int, steps: int, rtol: Any, atol: Any, max_steps: Any) -> Control:
-    """The checked settings of step control: `rtol`, `atol` and `max_steps`."""
+def tolerances(
+    method: str, steps: int, rtol: Any, atol: Any, max_steps: Any
+) -> tuple[float | None, float | Row | None]:  # fmt: skip
+    """The checked settings of step control, `rtol` and `atol`; without it, the others are of no use."""
     if rtol is None:
         for name, given in (("atol", atol), ("max_steps", max_steps)):
             if given is not None:
                 raise ValueError(f"`{name}` (={shown(given)}) is of use with step control only: set `rtol` too")
-        return None, None, None
+        return None, None
     check_number("rtol", rtol, "in (0, inf)")
     if not METHODS[method].error:
         estimate = listed(repr(name) for name, tableau in METHODS.items() if tableau.error)
         raise ValueError(f"`rtol` (={shown(rtol)}): method {method!r} does not estimate its error, but {estimate} do")
     if steps != 1:
         raise ValueError(f"`steps` (={steps}) is a number of equal steps, but `rtol` (={shown(rtol)}) chooses steps")
-    default = max(MAX_STEPS, STEPS_TO_A_TIME * intervals)
-    most = default if max_steps is None else check_count("max_steps", max_steps)
-    if most < intervals:
-        raise ValueError(f"`max_steps` (={most}) must be at least {intervals}: steps end at each of the times")
-    return float(rtol), 1e-3 * float(rtol) if atol is None else tolerance("atol", atol), most
+    return float(rtol), 1e-3 * float(rtol) if atol is None else tolerance("atol", atol)
+
+
+def most_steps(ode: Settings, given: Any) -> int | None:
+    """The checked setting `max_steps` of an equation that has its others."""
+    if ode.rtol is None:
+        return None
+    doses = 0 if ode.doses is None else ode.doses.events
+    stops = doses + len(ode.jumps) + (1 if ode.interpolates else ode.intervals)
+    most = max(MAX_STEPS, STEPS_TO_A_TIME * stops) if given is None else check_count("max_steps", given)
+    if most < stops:
+        where = "the last time, and at jumps" if ode.interpolates else "each of the times"
+        raise ValueError(f"`max_steps` (={most}) must be at least {stops}: steps end at {where}")
+    return most
+
+
+def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tuple[bool | None, Row]:
+    """The checked settings `interpolate` and `jumps`, which need step control; `ode` has those that they may not go with."""
+    if interpolate is not None:
+        check_flags(interpolate=interpolate)
+    own = tuple(ascending("jumps", jumps, 0).tolist())
+    if rtol is None and (interpolate or own):
+        name, said = ("interpolate", "True") if interpolate else ("jumps", shown(jumps))
+        raise ValueError(f"`{name}` (={said}) is of use with step control only: set `rtol` too")
+    for name, given, others in (("interpolate", interpolate, ("adjoint",)), ("jumps", own, ("doses",))):
+        for other in others if given else ():
+            if value := getattr(ode, other):
+                raise ValueError(f"`{name}` (={shown(given)}) does not go with `{other}` (={shown(value)})")
+    return None if interpolate is None else bool(interpolate), own
 
 
 def text_of(times: Sequence[float]) -> str:

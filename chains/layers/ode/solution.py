@@ -19,6 +19,7 @@ from chains.layers.node import Node
 from chains.layers.ode.course import Course
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Around, Grid, part
+from chains.layers.ode.interpolation import Interpolation, Span
 from chains.layers.ode.methods import Length, Tableau, move, pull_slope
 from chains.layers.ode.right_side import GradientSums, Inputs, Kept, at_once
 from chains.program.loop import Steps
@@ -53,6 +54,8 @@ class Solution:
         For `forward`, the event to search for. Segments after it are left out.
     course : Course, optional
         The doses and intervals of all steps.
+    interpolation : Interpolation, optional
+        The states at times within steps.
     """
 
     ops: Recorder
@@ -65,10 +68,18 @@ class Solution:
     lengths: View | None = None
     until: Until | None = None
     course: Course | None = None
+    interpolation: Interpolation | None = None
 
     @property
     def n(self) -> int:
         return self.inputs.n
+
+    @property
+    def times(self) -> View:
+        """With step control, the times of the output, as steps count them."""
+        found = self.clock if self.interpolation is None else self.interpolation.times
+        assert found is not None
+        return found
 
     # Forwards
 
@@ -169,7 +180,7 @@ class Solution:
             self._pull_steps(at, sums, d_state, dy, d_times, dx.slice(-1, n, known))
             sums.end_segment(at)
         if self.clock is not None:
-            self._add_cotangents(d_state, dy, self.clock.slice(-1, 0, 1))
+            self._add_cotangents(d_state, dy, self.times.slice(-1, 0, 1))
         ops.copy(dx.slice(-1, 0, n), d_state)
         sums.add_up()
         if self.course is not None:
@@ -197,18 +208,38 @@ class Solution:
         d_slope = [ops.scratch(f"d_k{i}", (n,)) for i in stages]
         with ops.loop(self.grid.cut.length, backwards=True) as step:
             h = self._length(at, step)
-            if d_times is None:
-                self._add_cotangents(d_state, dy, self._now(s.ends, at, step), self._now(s.lengths, at, step))
+            d_begin, within = self._at_times(d_state, dy, None if d_times is None else step.now(d_times, 1), at, step)
             for i in reversed(stages):
-                pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states)
+                pull_slope(ops, tableau, d_slope[i], d_state, h, i, d_states, within)
                 kept = Kept(ops, step, i)
                 stage = self.rhs.at_a_step(kept.array, partial(sums.of_step, at, step), {})
                 kept.fetch()
                 seen, k = (step.now(view, 1).index(1, i) for view in (s.x, s.k))
                 stage.pullback(ops, seen, k, d_slope[i], d_seen[i])
-            self._add_up(d_state, None if d_times is None else step.now(d_times, 1), d_seen, at, step)
+            self._add_up(d_state, d_begin, d_seen, at, step)
             if self.inputs.given:
                 ops.map(d_given, lambda *terms: sum(terms), d_given, *(view.slice(-1, n, known) for view in d_seen))
+
+    def _at_times(
+        self, d_state: View, dy: View, d_begin: View | None, at: Around, step: Steps
+    ) -> tuple[View | None, Sequence[View]]:
+        """Record that the cotangents of the states at the end of a step are added to that of the state.
+
+        Returns those of the state before it, if there are any, and of the coefficients of the interpolant.
+        """
+        if d_begin is not None:
+            return d_begin, ()
+        begin, end, h = (self._now(view, at, step) for view in (self.s.begins, self.s.ends, self.s.lengths))
+        if self.interpolation is None:
+            self._add_cotangents(d_state, dy, end, h)
+            return None, ()
+        span = Span(begin, end, h, h)
+        d_begin, *within = self.interpolation.pull(dy, span)
+        if self.interpolation.d_times is not None:
+            kept, count = (self.s.x if self.tableau.gamma else self.s.k), range(self.tableau.stages)
+            pieces = [step.now(kept, 1).index(1, i).slice(-1, 0, self.n) for i in count]
+            self.interpolation.pull_times(dy, span, pieces[0], pieces)
+        return d_begin, within
 
     def _add_up(self, d_state: View, d_time: View | None, d_seen: Sequence[View], at: Around, step: Steps) -> None:
         """Record the cotangent of the state before a step: from that after it, those of the inputs of the right-hand side, and
@@ -216,6 +247,8 @@ class Solution:
         """
         add, terms = lambda *terms: sum(terms), [view.slice(-1, 0, self.n) for view in d_seen]
         more = [] if d_time is None else [d_time]
+        if self.interpolation is not None:  # interpolants begin after doses
+            terms, more = terms + more, []
         if self.course is not None:
             self.ops.map(d_state, add, d_state, *terms)
             self.course.pull(at, step, d_state, d_seen)
@@ -246,12 +279,11 @@ class Solution:
 
     def _add_cotangents(self, d_state: View, dy: View, end: View, h: View | None = None) -> None:
         """Record that the cotangents of the states at the end of a step of length h are added."""
-        assert self.clock is not None
         ops = self.ops
         here, total = ops.scratch("here", dy.sample_shape), ops.scratch("all here", d_state.sample_shape)
         taken = [] if h is None else [h.expand(-1)]
         picked = lambda time, t, d, *h: where((time == t) & (h[0] > 0.0) if h else time == t, d, 0.0)  # noqa: E731
-        ops.map(here, picked, self.clock.expand(-1), end.expand(-1), dy, *taken)
+        ops.map(here, picked, self.times.expand(-1), end.expand(-1), dy, *taken)
         ops.sum(total.expand(1), here)
         ops.map(d_state, lambda a, b: a + b, d_state, total)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from chains.layers.node import Node
 from chains.layers.ode.course import ControlledCourse
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Grid, part
+from chains.layers.ode.interpolation import Interpolation, Span
 from chains.layers.ode.methods import Row, Tableau, move
 from chains.layers.ode.right_side import Inputs, at_once
 from chains.program.loop import Steps
@@ -48,6 +49,16 @@ class Attempts:
         return iter((self.begins, self.tried, self.lengths, self.ends))
 
 
+class Step(NamedTuple):
+    """A step that is tried: the state after it, the mean square of the estimated error over the tolerated one, and the pieces
+    of the method's interpolant.
+    """
+
+    new: View
+    error: View
+    pieces: Sequence[View]
+
+
 @dataclass(frozen=True)
 class StepControl:
     """The search for the steps of a method with an error estimate; `record` records it.
@@ -59,9 +70,13 @@ class StepControl:
     rtol, atol : float, or float or tuple of float
         The tolerated error of a number y of the state is ``atol + rtol * abs(y)``. The mean square over the state counts.
     times : View, shape (times,) or (batch, times)
-        The times of the output, counted from the first one. Steps end there.
+        The times of the output, counted from the first one.
     inputs : Inputs
         The inputs of the right-hand side, for times since the first one.
+    stops : View, shape (stops,) or (batch, stops), optional
+        The times at which steps end, besides the last one.
+    interpolation : Interpolation, optional
+        Finds the states at the times. Without it, the times are among the stops.
     course : ControlledCourse, optional
         The doses and intervals of all attempts. Then the times are the numbers of the merged times.
 
@@ -75,6 +90,8 @@ class StepControl:
     atol: float | Row
     times: View
     inputs: Inputs
+    stops: View | None
+    interpolation: Interpolation | None = None
     course: ControlledCourse | None = None
 
     def record(
@@ -119,18 +136,21 @@ class StepControl:
                 if watch is not None:
                     watch.before(state)
                 tried, reached = self._next_length(length, t, last)
-                new, error = self._step(rhs, seen, state, moment, tried, slopes)
+                new, error, pieces = self._step(rhs, seen, state, moment, tried, slopes)
                 ops.copy(begin, t)
                 ops.copy(tries, tried)
                 with ops.held():
                     ops.map((taken, end, length), partial(_next_lengths, self.tableau.order), error, t, length, tried, reached)
                 ops.copy(t, end)
+                if self.interpolation is not None:
+                    self.interpolation.record(found, Span(begin, end, tried, taken), state, new, pieces)
                 for view, after in ((state, new), (slopes[0], slopes[-1])):
                     ops.map(view, lambda taken, new, old: where(taken > 0.0, new, old), taken, after, view)
                 if states is not None:
                     after = segment.part(states.slice(1, 1, grid.total + 1), 1, grid.cut.length)
                     ops.copy(at.now(after, 1), state)
-                self._keep(found, t, state, taken)
+                if self.interpolation is None:
+                    self._keep(found, t, state, taken)
                 if self.course is not None:
                     whole = self.course.length(moment)
                     with ops.held():
@@ -176,8 +196,8 @@ class StepControl:
             self.ops.map(length, as_part, h, t, last, course.length(row))
         return length
 
-    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> tuple[View, View]:
-        """Record a step. Returns the state after it, and the mean square of the estimated error over the tolerated one."""
+    def _step(self, rhs: Node, seen: View, state: View, t: View, h: View, slopes: Sequence[View]) -> Step:
+        """Record a step."""
         new = seen.slice(-1, 0, self.inputs.n)
         if self.course is not None:  # a dose has changed the slope
             self.ops.copy(new, state)
@@ -188,7 +208,7 @@ class StepControl:
             move(self.ops, self.tableau, new, state, h, rows, slopes)
             self.inputs.record(seen, t, h, c)
             rhs.forward(self.ops, seen, k)
-        return new, self._error(state, new, h, slopes)
+        return Step(new, self._error(state, new, h, slopes), slopes)
 
     def _skip_spare(self, h: View, grid: Grid, segment: Steps, at: Steps) -> None:
         """Record that the spare attempts at the end have the length 0."""
@@ -262,12 +282,15 @@ class StepControl:
         ops.map(h, lambda *values: _first(order, *values), short, change, bend, t, last)
 
     def _next_length(self, h: View, t: View, last: View) -> tuple[View, View]:
-        """Record the length to try, and the time after it: at most the next of the times."""
+        """Record the length to try, and the time after it: at most the next of the stops."""
         ops = self.ops
-        ahead = ops.scratch("ahead", self.times.sample_shape)
         behind, tried, reached = (ops.scratch(name, (1,)) for name in ("minus next", "tried", "reached"))
-        ops.map(ahead, lambda time, t, last: where(time > t, -time, -last), self.times, t, last)
-        ops.max(behind, ahead)
+        if self.stops is None:
+            ops.map(behind, lambda last: -last, last)
+        else:
+            ahead = ops.scratch("ahead", self.stops.sample_shape)
+            ops.map(ahead, lambda time, t, last: where((time > t) & (time < last), -time, -last), self.stops, t, last)
+            ops.max(behind, ahead)
         ops.map((tried, reached), _tried, h, t, behind)
         return tried, reached
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr import where
+from chains.expr import maximum, where
 from chains.layers.base import Declaration, SampleShape
 from chains.layers.ode.adjoint import Adjoint
 from chains.layers.ode.course import ControlledCourse
 from chains.layers.ode.events import Watch
 from chains.layers.ode.grid import Grid
 from chains.layers.ode.implicit import ImplicitControl, ImplicitSolution
+from chains.layers.ode.interpolation import Interpolation
 from chains.layers.ode.right_side import Inputs
 from chains.layers.ode.settings import Settings
 from chains.layers.ode.solution import Solution, Until
@@ -261,7 +262,22 @@ class ControlledSteps(AtTimes):
             clock = shared if mask is None else repeat_last(ops, shared, mask)
             inputs = self.inputs(ops, x, float(own[0]))
         kind = ImplicitSolution if ode.implicit else Adjoint if ode.adjoint else Solution
-        return kind(ops, ode.tableau, self.grid, s.children[0], inputs, s, clock, s.lengths)
+        way = Interpolation(ops, ode.tableau, clock) if ode.interpolates else None
+        return kind(ops, ode.tableau, self.grid, s.children[0], inputs, s, clock, s.lengths, interpolation=way)
+
+    def stops(self, setup: Setup) -> View | None:
+        """The times at which steps end, (stops,) or (batch, stops), besides the last one."""
+        ode, ops, clock = self.ode, setup.ops, self.clock(setup)
+        if not ode.jumps:
+            return None if ode.interpolates else clock
+        jumps = _sides(ops, np.array(ode.jumps), setup.solution.inputs.first)
+        if ode.interpolates:
+            return jumps
+        count, own = jumps.sample_shape[0], clock.sample_shape[0]
+        both = ops.scratch("stops", (count + own,))
+        ops.copy(both.slice(-1, 0, own), clock)
+        ops.copy(both.slice(-1, own, own + count), jumps)
+        return both
 
     def solve(self, setup: Setup, y: View, *, states: View | None = None, watch: Watch | None = None) -> None:
         ode, solution, s = self.ode, setup.solution, setup.s
@@ -269,7 +285,10 @@ class ControlledSteps(AtTimes):
         assert ode.atol is not None
         kind = ImplicitControl if ode.implicit else StepControl
         course = solution.course if isinstance(solution.course, ControlledCourse) else None
-        control = kind(setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, self.clock(setup), solution.inputs, course)
+        control = kind(
+            setup.ops, ode.tableau, solution.rhs, ode.rtol, ode.atol, solution.times, solution.inputs, self.stops(setup),
+            solution.interpolation, course,
+        )  # fmt: skip
         control.record(y, solution.grid, Attempts(s.begins, s.tried, s.lengths, s.ends, s.checkpoints), states, watch)
 
     def clock(self, setup: Setup) -> View:
@@ -279,6 +298,18 @@ class ControlledSteps(AtTimes):
     def end_at(self, setup: Setup, hits: View, end: View) -> None:
         ends = setup.s.ends
         setup.ops.map(ends, lambda hit, t, end: where(hit > 0.0, t, end), hits, end.expand(1), ends)
+
+
+def _sides(ops: Recorder, jumps: np.ndarray, first: View | float) -> View:
+    """Times shortly before and after the jumps, counted from the first time: they differ in the arithmetic of the program."""
+    both, least = np.concatenate([jumps, jumps]), 4.0 * float(np.finfo(ops.dtype).eps)
+    signs = np.repeat([-least, least], len(jumps))
+    if not isinstance(first, View):
+        return ops.constant("sides of jumps", both - first + signs * np.maximum(np.abs(both), np.abs(first)))
+    sides = ops.scratch("sides of jumps", both.shape)
+    beside = lambda t, sign, first: t - first + sign * maximum(abs(t), abs(first))  # noqa: E731
+    ops.map(sides, beside, ops.constant("jumps", both), ops.constant("signs", signs), first)
+    return sides
 
 
 def failed_of(ops: Recorder, y: View) -> View:

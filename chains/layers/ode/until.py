@@ -60,7 +60,10 @@ class UntilEvent(Strategy):
         watch = Watch(event, grid.total, setup.start, clock.slice(-1, 0, 1), last)
         self.steps.solve(setup, solved, watch=watch)
         ops.copy(final, solved.index(1, grid.intervals))
-        self.steps.end_at(setup, watch.end(s.lengths, final), event.end)
+        hits = watch.end(s.lengths, final)
+        self.steps.end_at(setup, hits, event.end)
+        if (interpolation := setup.solution.interpolation) is not None:
+            event.last_step("within", interpolation)(ops.scratch("end of the last step", (setup.n,)), event.number(1), solved)
         begins = s.begins.split(1, grid.cut.segments).index(2, 0)
         for states, times in ((solved, clock.expand(-1)), (s.checkpoints, begins)):
             ops.map(
@@ -86,11 +89,13 @@ class UntilEvent(Strategy):
             event, end = self._event(setup), self.steps.clock(setup).expand(-1)
             d_rows, (d_end, d_time) = ops.scratch("d_rows", (last + 1, n)), self._of_event(setup, event, dy)
             failed = self.steps.failed(ops, y)
-            d_seen = event.pullback(y.index(1, last + 1).slice(-1, 0, n), d_end, d_time)
             ops.map(
                 d_rows, lambda t, end, d: where(t >= end, 0.0, d), end, event.end.expand(-1),
                 dy.slice(1, 0, last + 1).slice(-1, 0, n),
             )  # fmt: skip
+            interpolation = setup.solution.interpolation
+            within = [] if interpolation is None else interpolation.pull(d_rows, event.span)[1:]
+            d_seen = event.pullback(y.index(1, last + 1).slice(-1, 0, n), d_end, d_time, within)
             setup.solution.pullback(y.slice(1, 0, last + 1), d_rows, dx, failed, d_end)
             if self.ode.given:
                 own = dx.slice(-1, n, n + self.ode.given)

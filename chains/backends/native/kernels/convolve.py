@@ -25,7 +25,7 @@ from typing import NamedTuple
 from chains.backends.native.kernels.elementwise import Frame, evaluate, horizontal
 from chains.backends.native.kernels.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, repeat
+from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import sums_of_lanes
 from chains.program.alias import across
 from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation
@@ -142,7 +142,7 @@ class _Correlation:
 
             blocks(f, self.outs, height, channels)
 
-        repeat(f, rows.count, row)
+        f.each(rows.count, row)
 
     def _block(self) -> tuple[int, int]:
         """Output channels and positions of the fastest block, by a simple count of instructions."""
@@ -336,7 +336,7 @@ class _WeightSums:
                         some = _SumBlock(o, c, k, h, w, range(start, min(start + taps, self.columns.taps)))
                         self._add(f, own_out, some, self._sums(f, own_x, own_dy, some, limits), alive, begin)
 
-                repeat(f, self.rows.taps, entry)
+                f.each(self.rows.taps, entry)
 
             blocks(f, self.outs, height, lambda o, h: blocks(f, self.ins, width, lambda c, w: block(o, c, h, w)))
 
@@ -440,4 +440,4 @@ def _each_group(f: Function, groups: int, body: Callable[[Value], None]) -> None
     if groups == 1:
         body(integer(0))
     else:
-        repeat(f, groups, body)
+        f.each(groups, body)

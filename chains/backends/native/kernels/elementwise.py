@@ -151,7 +151,7 @@ def nest(frame: Frame, loops: list[Axis], pointers: list[Value], dtype: np.dtype
                 f.store(result, target, mask)
 
         if lanes == 1:
-            f.loop(integer(0), length, 1, lambda i, _: chunk(i, None))
+            f.each(length, lambda i: chunk(i, None))
             return
         if isinstance(inner.extent, Batch):
             whole = f.binary("and", length, integer(-lanes))
@@ -274,10 +274,10 @@ def step_through(
         body(pointers)
         return
 
-    def step(i: Value, _: list[Value]) -> None:
+    def step(i: Value) -> None:
         step_through(frame, loops[1:], _moved(frame.f, loops[0], pointers, i, scalar), scalar, body)
 
-    frame.f.loop(integer(0), frame.extent(loops[0].extent), 1, step)
+    frame.f.each(frame.extent(loops[0].extent), step)
 
 
 def _moved(f: Function, axis: Axis, pointers: Sequence[Value], i: Value, scalar: Type) -> list[Value]:

@@ -15,7 +15,7 @@ from chains.backends.native.kernels.elementwise import (
 from chains.backends.native.kernels.taps import Images, column_blocks, output_taps
 from chains.backends.native.llvm import vectormath
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, repeat
+from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import transposed
 from chains.backends.native.operations import Relayout
 from chains.lowering.axes import Axis, loops_over
@@ -75,7 +75,7 @@ def lower_relayout(frame: Frame, operation: Relayout) -> None:
             def row(s: Value, c: Value) -> None:
                 f.loop(zero, integer(size), 1, lambda e, _: element(s, c, e))
 
-            f.loop(zero, count, 1, lambda s, _: repeat(f, channels, partial(row, s)))
+            f.loop(zero, count, 1, lambda s, _: f.each(channels, partial(row, s)))
 
         if to_lanes or whole_tiles:
             squares()
@@ -262,9 +262,9 @@ class _Windows:
 
                 column_blocks(f, columns, self.width, block)
 
-            repeat(f, self.rows.count, row)
+            f.each(self.rows.count, row)
 
-        repeat(f, self.channels, channel)
+        f.each(self.channels, channel)
 
     def _clear(self, f: Function, dx: Value) -> None:
         (channels, rows, columns), image = self.x_size, self.images[0]
@@ -273,7 +273,7 @@ class _Windows:
             offset = f.add(f.add(f.mul(c, image.channel), f.mul(i, image.row)), f.mul(j, image.column))
             f.store(number(self.type, 0.0), f.address(dx, offset, self.scalar))
 
-        repeat(f, channels, lambda c: repeat(f, rows, lambda i: repeat(f, columns, partial(clear, c, i))))
+        f.each(channels, lambda c: f.each(rows, lambda i: f.each(columns, partial(clear, c, i))))
 
     def _x(self, f: Function, base: Value, operand: int, channel: Value, m: Value, k: Value, j: Value) -> Value:
         """The address of row k of the window at (m, j), in the image of this operand."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, repeat, row_blocks
+from chains.backends.native.llvm.loops import blocks, row_blocks
 from chains.backends.native.llvm.shuffles import transposed
 from chains.backends.native.operations import Solve
 from chains.program.loop import Loop
@@ -62,8 +62,8 @@ class _Systems:
             samples = [f.least(f.add(begin, s), last) for s in range(lanes)]
             for view, source, column in zip(self.operation.ins, (matrix, right), (0, n), strict=True):
                 self._load(f, view, source, samples, f.address(space, integer(column * lanes), self.scalar))
-            repeat(f, n, partial(self._eliminate, f, space))
-            repeat(f, n, lambda k: self._substitute(f, space, results, f.binary("sub", integer(n - 1), k)))
+            f.each(n, partial(self._eliminate, f, space))
+            f.each(n, lambda k: self._substitute(f, space, results, f.binary("sub", integer(n - 1), k)))
             self._store(f, target, samples, results)
 
         f.loop(integer(0), count, lanes, vector)
@@ -102,7 +102,7 @@ class _Systems:
 
             blocks(f, length, self.lanes, square)
 
-        repeat(f, outer, run)
+        f.each(outer, run)
 
     def _eliminate(self, f: Function, space: Value, k: Value) -> None:
         """Exchange row k for the pivot's, and take its multiples from the rows below. The inverse of the pivot stays."""
@@ -170,7 +170,7 @@ class _Systems:
 
             f.loop(integer(0), k, 1, above)
 
-        repeat(f, self.m, column)
+        f.each(self.m, column)
 
     def _store(self, f: Function, target: Value, samples: list[Value], results: Value) -> None:
         stride = self.operation.outs[0].strides[0]

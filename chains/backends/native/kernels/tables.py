@@ -113,9 +113,9 @@ class _Update:
 
     def write(self) -> None:
         f = self.f
-        f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._collect))
+        f.each(self.count, lambda i: self._if_mine(i, self._collect))
         if not self.operation.every:
-            f.loop(integer(0), self.count, 1, lambda i, _: self._if_mine(i, self._update_first))
+            f.each(self.count, lambda i: self._if_mine(i, self._update_first))
             return
 
         def block(k: Value, _: list[Value]) -> None:

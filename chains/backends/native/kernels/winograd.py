@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
 from chains.backends.native.kernels.convolve import Epilogue, mapped_views
 from chains.backends.native.kernels.elementwise import Frame
 from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
-from chains.backends.native.llvm.loops import blocks, multiply_add, repeat
+from chains.backends.native.llvm.loops import blocks, multiply_add
 from chains.backends.native.llvm.shuffles import sums_of_lanes
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation, Window
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Window
 from chains.program.view import View
 
 MIN_CHANNELS = 16  # with fewer, the transforms cost more than they save
@@ -41,9 +41,9 @@ INPUT_ROWS = ((0, 1.0), (2, -1.0)), ((1, 1.0), (2, 1.0)), ((2, 1.0), (1, -1.0)),
 SLOPE_ROWS = ((0, 1.0), (1, 0.0)), ((0, 1.0), (1, 1.0)), ((0, 1.0), (1, -1.0)), ((0, 0.0), (1, -1.0))
 
 
-def suits(operation: Operation) -> TypeGuard[Convolve | ConvolveInput]:
-    """Whether the operation is a convolution, or its gradient with respect to the input, for which this method is faster."""
-    if not isinstance(operation, (Convolve, ConvolveInput)) or operation.groups > 1:
+def suits(operation: Convolve | ConvolveInput) -> bool:
+    """Whether this method is faster."""
+    if operation.groups > 1:
         return False
     plain = Window((3, 3), padding=operation.window.padding) == operation.window
     outs, ins = operation.outs[0].sample_shape[0], operation.ins[0].sample_shape[0]
@@ -55,10 +55,8 @@ def packed_size(operation: Convolve | ConvolveInput) -> int:
     return TILE_ELEMENTS * operation.outs[0].sample_shape[0] * operation.ins[0].sample_shape[0]
 
 
-def workspace(operation: Operation, lanes: int, registers: int) -> int:
-    """Elements that each thread needs for transformed operands, and for products or sums."""
-    if suits_weight(operation, lanes):
-        return _WeightSums.of(lanes, registers, operation).workspace
+def workspace(operation: Convolve | ConvolveInput, lanes: int, registers: int) -> int:
+    """Elements that each thread needs for transformed operands, and for products."""
     if not suits(operation):
         return 0
     plan = _Winograd.of(lanes, registers, operation)
@@ -96,7 +94,7 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
                 for h in range(count):
                     one(o, count, h, c)
 
-            repeat(f, plan.ins, channel)
+            f.each(plan.ins, channel)
 
         blocks(f, plan.outs, plan.height, block)
 
@@ -214,7 +212,7 @@ class _Winograd:
 
             blocks(f, len(part), self.width, some)
 
-        repeat(f, self.tiles[0], row)
+        f.each(self.tiles[0], row)
 
     def _transform(self, f: Function, source: Value, space: Value, i: Value, part: range) -> None:
         """Transform the inputs of a part of row `i` of tiles, to (element, channel, tile)."""
@@ -241,7 +239,7 @@ class _Winograd:
 
             operand.each_tile(f, part, tile)
 
-        repeat(f, self.ins, channel)
+        f.each(self.ins, channel)
 
     def _multiply(self, f: Function, weight: Value, inputs: Value, products: Value, height: int, width: int, part: int) -> None:
         """For each element: the sums over the input channels, to (element, channel of the block, tile of the block)."""
@@ -266,7 +264,7 @@ class _Winograd:
                 place = f.mul(f.add(f.mul(e, height * width), k), self.lanes)
                 f.store(total, f.address(products, place, self.scalar))
 
-        repeat(f, TILE_ELEMENTS, element)
+        f.each(TILE_ELEMENTS, element)
 
     def _finish(
         self,
@@ -311,9 +309,9 @@ class _Winograd:
                 else:
                     outputs(h, w, True)
 
-            repeat(f, width, tile)
+            f.each(width, tile)
 
-        repeat(f, height, channel)
+        f.each(height, channel)
 
 
 def _input_line(f: Function, d: list[Value]) -> list[Value]:
@@ -341,9 +339,14 @@ def _kernel_line(f: Function, g: list[Value]) -> list[Value]:
     ]
 
 
-def suits_weight(operation: Operation, lanes: int) -> TypeGuard[ConvolveWeight]:
-    """Whether the operation is a gradient of kernels for which this method is faster. Wide vectors need more channels."""
-    if not isinstance(operation, ConvolveWeight) or operation.groups > 1:
+def weight_workspace(operation: ConvolveWeight, lanes: int, registers: int) -> int:
+    """Elements that each thread needs for transformed operands, and for sums."""
+    return _WeightSums.of(lanes, registers, operation).workspace if suits_weight(operation, lanes) else 0
+
+
+def suits_weight(operation: ConvolveWeight, lanes: int) -> bool:
+    """Whether this method is faster. Wide vectors need more channels."""
+    if operation.groups > 1:
         return False
     x, dy = operation.ins
     channels = x.sample_shape[0], dy.sample_shape[0]
@@ -424,9 +427,9 @@ class _WeightSums:
                     )
                     self._multiply(f, left, right, own, f.mul(rows, self.tiles[1]), f.compare("eq", i, integer(0)), alive)
 
-                repeat(f, ROW_ELEMENTS, element)
+                f.each(ROW_ELEMENTS, element)
 
-            repeat(f, ROW_ELEMENTS, row)
+            f.each(ROW_ELEMENTS, row)
 
         f.loop(integer(0), integer(self.tiles[0]), self.part, part)
         self._finish(f, totals, out, f.compare("ne", first, integer(0)))
@@ -465,7 +468,7 @@ class _WeightSums:
 
             f.loop(integer(0), rows, 1, row)
 
-        repeat(f, operand.channels, channel)
+        f.each(operand.channels, channel)
 
     def _multiply(
         self, f: Function, slopes: Value, inputs: Value, totals: Value, tiles: Value, begins: Value, alive: Value

@@ -316,13 +316,13 @@ class Function:
         self.begin(after, known)
         return i, phis
 
-    def each(self, count: Value, body: Callable[[Value], object]) -> None:
+    def each(self, count: Value | int, body: Callable[[Value], object]) -> None:
         """Run the body for each number below `count`."""
 
         def run(i: Value, _: list[Value]) -> None:
             body(i)
 
-        self.loop(integer(0), count, 1, run)
+        self.loop(integer(0), count if isinstance(count, Value) else integer(count), 1, run)
 
     def fold(self, count: Value, first: Value, body: Callable[[Value, Value], Value], start: Value | None = None) -> Value:
         """The last of the values that the body makes of each number below `count` and of the value before, `first` at first."""

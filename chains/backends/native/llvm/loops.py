@@ -15,11 +15,6 @@ ADDITIONS_IN_FLIGHT = 8  # about their latency in cycles times the additions beg
 MAX_ACCUMULATORS = 4  # accumulators of each of a few sums: additions do not wait for one another
 
 
-def repeat(f: Function, length: int, body: Callable[[Value], None]) -> None:
-    """Call `body` for each number below `length`."""
-    f.loop(integer(0), integer(length), 1, lambda i, _: body(i))
-
-
 def blocks(f: Function, length: int, size: int, body: Callable[[Value, int], None]) -> None:
     """Call `body` for blocks of `size`, then for the rest."""
     whole = length // size * size

@@ -37,7 +37,8 @@ class PlanStep:
     """An operation, with maps that are applied to its results while these are in registers.
 
     `fused` are maps that follow the operation in the program. `update` is an optimiser's step on its results; in a tile it is
-    done only if the tile holds the whole batch. `origins` are the positions of the operation and of all these maps in the
+    done only if the tile holds the whole batch. `alone` are maps that take the place of a product, and of its share of an
+    optimiser's step, where the batch is one sample. `origins` are the positions of the operation and of all these maps in the
     program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
     `fused_product` describes a product with its maps. A step is `continued` if it adds to a sum over the samples that an
     earlier step of its tile has begun. Steps of equal `likeness` share code; `packing_likeness` says the same of the code
@@ -47,6 +48,7 @@ class PlanStep:
     operation: Operation
     fused: tuple[Map, ...] = ()
     update: tuple[Map, ...] = ()
+    alone: tuple[PlanStep, ...] = ()
     origins: tuple[int, ...] = ()
     owner: int | None = None
     continued: bool = False
@@ -112,10 +114,11 @@ class SumRun(NamedTuple):
 
 
 class FusedUpdate(NamedTuple):
-    """A work of `Segment.once` that products of a tile do if it holds the whole batch, except for a `rest`."""
+    """A work of `Segment.once` that products of a tile do, except for a `rest`, if the tile holds the whole batch."""
 
     work: int  # position of the work
     rest: tuple[tuple[int, int], ...]  # runs (begin, end) of elements that no product updates
+    alone: bool = False  # whether products do it only if the batch is one sample
 
 
 @dataclass(frozen=True)

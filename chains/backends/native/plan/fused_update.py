@@ -5,8 +5,9 @@ the product that computes a weight gradient can update the weights block by bloc
 read again. Elements that no product computes, such as gradients of biases, are updated afterwards.
 
 This is done for plain gradient descent, where results take the registers of operands. Optimisers with moments would need
-several registers for each number of a block. Large products (`gemm.py`) see the whole batch at any batch size, so their
-updates are always fused.
+several registers for each number of a block. But the gradient of one sample needs no block: it is a product of two numbers,
+which the maps of any optimiser compute themselves (`fuse_update_of_one_sample`). Large products (`gemm.py`) see the whole
+batch at any batch size, so their updates are always fused.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from functools import partial
 from chains.backends.native.kernels.products import FusedProduct
 from chains.backends.native.plan.execution_plan import ExecutionPlan, FusedUpdate, PlanStep, Segment, Work
 from chains.backends.native.plan.segments import MIN_SHARED_ELEMENTS, divided, works_of
+from chains.expr.formulas import Formula, Instruction
 from chains.program.alias import conflict, overlap
-from chains.program.operations import Map, MatMul, Operation
-from chains.program.view import View
+from chains.program.operations import Map, MatMul, Operation, Reduce
+from chains.program.view import Batch, View
 
 MIN_ELEMENTS = 1024  # of a product that is worth an update; such products together should give half of the gradient
+
+MOST_VECTORS = 8  # that an optimiser changes
+MOST_PARTS = 16  # of a gradient of one sample that have code of their own
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,23 @@ class _Update:
 
         maps = tuple(Map(tuple(map(slice, each.outs)), tuple(map(slice, each.ins)), each.formula) for each in self.maps)
         return replace(step, update=maps, origins=(*step.origins, *(each.origins[0] for each in self.steps)))
+
+    @property
+    def changes_gradient(self) -> bool:
+        return any(view.buffer is self.gradient.buffer for each in self.maps for view in each.outs)
+
+    def of_one(self, step: PlanStep) -> tuple[PlanStep, ...]:
+        """This update of the elements that a step sums up, by maps that compute the sum for one sample."""
+        (out,), ins = step.operation.outs, step.operation.ins
+        factors = (replace(ins[0], shape=out.shape, strides=ins[0].strides[1:]),)
+        if isinstance(step.operation, MatMul):
+            axes = (ins[0].strides[0], 0), (0, ins[1].strides[1])
+            factors = tuple(replace(view, shape=out.shape, strides=each) for view, each in zip(ins, axes, strict=True))
+        maps = self.on(step).update
+        return tuple(
+            PlanStep(_with_factors(each, out, factors), origins=whole.origins)
+            for each, whole in zip(maps, self.steps, strict=True)
+        )
 
     def rest(self, done: Sequence[View]) -> tuple[tuple[int, int], ...] | None:
         """The runs of gradient elements that are not in `done`; None if they are half of the gradient or more."""
@@ -93,6 +115,53 @@ def fuse_update_into_tiles(plan: ExecutionPlan) -> ExecutionPlan:
     return replace(plan, segments=tuple(_with_update(segment, plan) for segment in plan.segments))
 
 
+def fuse_update_of_one_sample(plan: ExecutionPlan) -> ExecutionPlan:
+    """Let maps compute the gradients of weights and update the weights in one go, for runs with one sample.
+
+    The gradient is neither stored nor read, and the roots and divisions of an optimiser overlap with the products of the
+    next layers.
+    """
+    if plan.parts > 1:  # threads share the products
+        return plan
+    return replace(plan, segments=tuple(_with_update_of_one(segment, plan) for segment in plan.segments))
+
+
+def _with_update_of_one(segment: Segment, plan: ExecutionPlan) -> Segment:
+    if segment.fused_update or plan.laned:
+        return segment
+    on_samples = [operation for step in segment.tiled_steps for operation in step.operations]
+    update = _find(on_samples, segment.once, plan.steps, MOST_VECTORS, shortest=1)
+    if update is None or update.changes_gradient:
+        return segment
+    steps = tuple(_of_one(position, segment, update) for position in range(len(segment.tiled_steps)))
+    parts = [step.operation.outs[0] for step in steps if step.alone]
+    rest = update.rest(parts)
+    if rest is None or len(parts) > MOST_PARTS:
+        return segment
+    return replace(segment.with_tiled(steps), fused_update=FusedUpdate(update.work, rest, alone=True))
+
+
+def _of_one(position: int, segment: Segment, update: _Update) -> PlanStep:
+    """A step on a tile, with its maps for one sample, if no later step reads what these write."""
+    step = segment.tiled_steps[position]
+    if step.fused or not _sums_samples(step.operation) or not _gives_run(step, update.gradient, segment.tiled_steps):
+        return step
+    alone = update.of_one(step)
+    written = [view for each in alone for view in each.operation.outs]
+    read = [view for later in segment.tiled_steps[position + 1 :] for view in _reads(later)]
+    return step if any(overlap(a, b) for a in written for b in read) else replace(step, alone=alone)
+
+
+def _sums_samples(operation: Operation) -> bool:
+    """Whether an operation adds up a vector for each sample, or a column times a row for each sample."""
+    if not isinstance(operation, (MatMul, Reduce)) or any(view.loop_strides for view in operation.views):
+        return False
+    (out,), first = operation.outs, operation.ins[0]
+    if isinstance(operation, MatMul):
+        return first.shape[1] == Batch()
+    return operation.kind == "sum" and first.shape == (Batch(), *out.shape)
+
+
 def _with_update(segment: Segment, plan: ExecutionPlan) -> Segment:
     update = _find([o for step in segment.tiled_steps for o in step.operations], segment.once, plan.steps)
     if update is None:
@@ -102,20 +171,25 @@ def _with_update(segment: Segment, plan: ExecutionPlan) -> Segment:
     return segment if rest is None else replace(segment.with_tiled(steps), fused_update=FusedUpdate(update.work, rest))
 
 
-def _find(on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[PlanStep]) -> _Update | None:
-    """The first work that goes through the gradient, if it conflicts with no work before it."""
+def _find(
+    on_samples: Sequence[Operation], once: Sequence[Work], steps: Sequence[PlanStep], vectors: int = 1,
+    shortest: int = MIN_SHARED_ELEMENTS,
+) -> _Update | None:  # fmt: skip
+    """The first work that goes through the gradient and changes `vectors`, if it conflicts with no work before it."""
     before: list[Operation] = []
     for position, work in enumerate(once):
         maps = work.operations
-        gradient = _gradient(on_samples, maps, steps) if work.length >= MIN_SHARED_ELEMENTS else None
+        gradient = _gradient(on_samples, maps, steps, vectors) if work.length >= shortest else None
         if gradient is not None and not any(conflict(a, b) for a in before for b in maps):
             return _Update(position, work.steps, gradient)
         before += maps
     return None
 
 
-def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[PlanStep]) -> View | None:
-    """The vector of sums that these maps read to change one other vector.
+def _gradient(
+    on_samples: Sequence[Operation], maps: Sequence[Operation], steps: Sequence[PlanStep], vectors: int
+) -> View | None:
+    """The vector of sums that these maps read to change at most so many other vectors.
 
     None if another operation uses the sums, or if operations on samples write any other operand of the maps.
     """
@@ -134,7 +208,24 @@ def _gradient(on_samples: Sequence[Operation], maps: Sequence[Operation], steps:
     written = [view for operation in on_samples for view in operation.outs if not view.batched]
     alone = users([step.operation for step in steps]) == users([*sums, *maps])
     apart = not any(overlap(a, b) for a in others for b in written)
-    return gradient if gradient.buffer.role == "scratch" and len(changed) == 1 and alone and apart else None
+    return gradient if gradient.buffer.role == "scratch" and len(changed) <= vectors and alone and apart else None
+
+
+def _with_factors(operation: Map, sum: View, factors: Sequence[View]) -> Map:
+    """The map with ``factor + 0`` or ``factor * factor + 0``, as sums begin, in place of the operand `sum`."""
+    kept = [position for position, view in enumerate(operation.ins) if view != sum]
+    if len(kept) == len(operation.ins):
+        return operation
+    formula, first, ins = operation.formula, len(operation.ins), len(kept) + len(factors)
+    product = [Instruction("mul", (ins - 2, ins - 1))] * (len(factors) - 1)
+    zero = ins + len(product)
+    begin = [*product, Instruction("const", value=0.0), Instruction("add", (zero - 1, zero))]
+    numbers = dict.fromkeys(range(first), zero + 1) | {position: new for new, position in enumerate(kept)}
+    numbers |= {first + k: ins + len(begin) + k for k in range(len(formula.instructions))}
+    moved = (replace(each, operands=tuple(numbers[k] for k in each.operands)) for each in formula.instructions)
+    names = (*(formula.inputs[position] for position in kept), *"ab"[: len(factors)])
+    changed = Formula(names, (*begin, *moved), tuple(numbers[k] for k in formula.outputs))
+    return Map(operation.outs, (*(operation.ins[position] for position in kept), *factors), changed)
 
 
 def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> bool:
@@ -159,8 +250,13 @@ def _postpone(body: list[PlanStep], product: PlanStep, changed: PlanStep) -> boo
 
 def _gives_part(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bool:
     """Whether a product over the samples gives a run of the gradient that no other step of `steps` writes."""
+    return isinstance(step.operation, MatMul) and _gives_run(step, gradient, steps)
+
+
+def _gives_run(step: PlanStep, gradient: View, steps: Sequence[PlanStep]) -> bool:
+    """The same of any operation."""
     operation = step.operation
-    if not (isinstance(operation, MatMul) and operation.sums_over_batch and not operation.accumulate):
+    if not operation.sums_over_batch or operation.accumulates:
         return False
     (out,) = operation.outs
     if any(overlap(out, view) for other in steps if other is not step for view in other.operation.outs):

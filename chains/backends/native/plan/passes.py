@@ -7,7 +7,12 @@ from difflib import SequenceMatcher
 
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
-from chains.backends.native.plan.fused_update import describe_products, fuse_update_into_large_products, fuse_update_into_tiles
+from chains.backends.native.plan.fused_update import (
+    describe_products,
+    fuse_update_into_large_products,
+    fuse_update_into_tiles,
+    fuse_update_of_one_sample,
+)
 from chains.backends.native.plan.layout import arrange_layout, pad_rows, solve_in_lanes
 from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.segments import cut_into_segments
@@ -28,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     cut_into_segments,
     pack_weights,
     fuse_update_into_tiles,
+    fuse_update_of_one_sample,
     describe_products,
     list_buffers,
     list_sums,
@@ -130,13 +136,15 @@ def _segment(segment: Segment, plan: ExecutionPlan) -> Iterator[str]:
         yield from work(f"once, {shared}", each, next(barriers, False))
         if segment.fused_update and segment.fused_update.work == position:
             rest = ", ".join(f"{begin}:{end}" for begin, end in segment.fused_update.rest)
-            yield f"  (where a tile holds the batch, only elements {rest or 'none'}: products do the others)"
+            where = "the batch is one sample" if segment.fused_update.alone else "a tile holds the batch"
+            yield f"  (where {where}, only elements {rest or 'none'}: products do the others)"
 
 
 def _step(step: PlanStep) -> Iterator[str]:
     yield f"{step.origins[0]:4}  {step.operation}"
     yield from (f"      then {each}" for each in step.fused)
     yield from (f"      update {each}" for each in step.update)
+    yield from (f"      for one sample {each.operation}" for each in step.alone)
     if step.packed:
         yield f"      reads {step.packed.copy.text}, in rows of {step.packed.copy.strides[0]}"
     if product := step.fused_product:

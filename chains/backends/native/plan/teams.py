@@ -136,7 +136,7 @@ def works_in_turn(segment: Segment) -> tuple[Work, ...]:
     """The works of a segment in order, where products are partitioned: `early`, then `tiled`, then `once`."""
     once = list(segment.once)
     if segment.fused_update:
-        position, rest = segment.fused_update
+        position, rest, _ = segment.fused_update
         once[position] = Work(left_over(rest, once[position].steps))
     return (Work(segment.early), *segment.tiled, *once)
 

@@ -22,6 +22,7 @@ SOURCES: dict[np.dtype[Any], str] = {
 }
 SINGLE, DOUBLE = Type("float"), Type("double")
 TYPES = {"f32": SINGLE, "f64": DOUBLE, "u8": Type("i8"), "i32": I32, "i64": I64}
+WATCHED_BYTES = 64  # of numbers that are looked at together
 COPIED_WIDTH = 16  # elements from which on a row is copied as a whole: the compiler's loop takes a number at a time
 
 
@@ -49,6 +50,43 @@ def gather(source: str, target: str) -> str:
             elements()
 
     f.each(rows, row)
+    module.add(f)
+    return module.text()
+
+
+WATCH = Struct({"largest": "i64", "found": "i64"})  # the bits of the largest number that fits; whether a larger one was found
+
+
+def watch(source: str) -> str:
+    """The module of a function for a `GATHER` that gathers nothing: it notes in a `WATCH`, its target, whether all numbers fit.
+
+    It compares absolute values by their bits, as whole numbers: infinities and NaN are above all others.
+    """
+    module, word = Module(), I32 if source == "f32" else I64
+    arguments = [(PTR, "source"), (PTR, "watch"), (PTR, "order"), (I64, "rows"), (I64, "width")]
+    f = Function(module, f"watch_{source}", arguments)
+    table, noted, order, rows, width = f.arguments
+    lanes = WATCHED_BYTES // word.size
+    vector, magnitude = Type(word.name, lanes), f.splat(Value(str((1 << 8 * word.size - 1) - 1), word), lanes)
+    whole = f.binary("sub", width, f.binary("urem", width, integer(lanes)))
+    rest = f.first_lanes(lanes, f.binary("sub", width, whole))
+
+    def larger(most: Value, place: Value, mask: Value | None = None) -> Value:
+        return f.intrinsic("umax", most, f.binary("and", f.load(vector, place, mask), magnitude))
+
+    def row(i: Value, carried: list[Value]) -> list[Value]:
+        start = f.address(table, f.mul(f.load(I64, f.address(order, i, I64)), width), word)
+        inside = f.loop(integer(0), whole, lanes, lambda j, most: [larger(most[0], f.address(start, j, word))], carried)[1][0]
+        return [
+            f.either(
+                f.compare("slt", whole, width), lambda: larger(inside, f.address(start, whole, word), rest), lambda: inside
+            )
+        ]
+
+    most = f.loop(integer(0), rows, 1, row, [Value("zeroinitializer", vector)])[1][0]
+    largest = f.load(word, WATCH.address(f, noted, "largest"))
+    found = f.compare("ugt", f.call(f"llvm.vector.reduce.umax.{vector.mangled}", word, most), largest)
+    f.when(found, lambda: WATCH.store(f, noted, found=integer(1)))
     module.add(f)
     return module.text()
 
@@ -146,7 +184,7 @@ PLACE = Struct({"word": "ptr", "first": "i64", "stride": "i64"})  # first: the a
 COPY = Struct({"target": "ptr", "rows": "ptr", "nbytes": "i64"})  # nbytes: bytes of a row
 
 
-def each_member(f: Function, lane: Value, struct: Struct, body: Callable[[Value, Value], None]) -> None:
+def each_member(f: Function, lane: Value, struct: Struct, body: Callable[[Value, Value], object]) -> None:
     """Take one member after another until none is left. The body gets its position and its number, with its places set."""
     counter, count, members, places, place_count = struct.loads(f, lane, "next", "count", "members", "places", "place_count")
 

@@ -367,7 +367,8 @@ class _Answer:
 
     def _place(self, array: Value, data: Value) -> None:
         """Write the address of an array to all places where the program looks for it."""
-        set_slots(self.f, *ARRAY.loads(self.f, array, "slots", "slot_count"), data)
+        slots, count = ARRAY.loads(self.f, array, "slots", "slot_count")
+        set_slots(self.f, slots, count, data)
 
     def _place_input(self, k: Value) -> None:
         f = self.f

@@ -14,7 +14,7 @@ import numpy as np
 from chains.backends.native.llvm.emit import Module
 from chains.backends.native.llvm.jit import Code, machine_code
 from chains.backends.native.llvm.target import processor
-from chains.backends.native.runtime.epoch import SOURCES, gather, write_lane, write_steps
+from chains.backends.native.runtime.epoch import SOURCES, gather, watch, write_lane, write_steps
 from chains.backends.native.runtime.members import write_members
 from chains.backends.native.runtime.workers import CLOSED, WORKER_POOL, WORKER_POOL_WORDS, write_threads
 
@@ -54,6 +54,16 @@ def gatherer(source: np.dtype[Any], target: np.dtype[Any]) -> int:
 @_once
 def _gather_code(source: str, target: str) -> Code:
     return machine_code(gather(source, target), [f"gather_{source}_{target}"], processor(), vectorize=True)
+
+
+def watcher(source: np.dtype[Any]) -> int:
+    """The address of a function that looks for numbers of float32 or float64 that do not fit (see `epoch.watch`)."""
+    return _watch_code(SOURCES[source]).address(f"watch_{SOURCES[source]}")
+
+
+@_once
+def _watch_code(source: str) -> Code:
+    return machine_code(watch(source), [f"watch_{source}"], processor())
 
 
 class WorkerPool:

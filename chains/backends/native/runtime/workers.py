@@ -55,7 +55,8 @@ _NAP = ("Sleep", None, "i32 1") if _WINDOWS else ("usleep", I32, "i32 100")
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
 BIT, TRUE, FALSE = Type("i1"), Value("true", Type("i1")), Value("false", Type("i1"))
-TASK = {"pool": PTR, "function": PTR, "words": PTR, "parts": I64}
+POOL = {"pool": PTR}
+TASK = POOL | {"function": PTR, "words": PTR, "parts": I64}
 
 
 class _Pool:
@@ -105,26 +106,25 @@ class _Pool:
 def write_threads(module: Module) -> None:
     """Write the functions of workers and teams. They call `epoch.write_steps`'s."""
 
-    def add(write: Callable[..., None], result: str = "void", public: bool = False, **arguments: Type) -> None:
+    def add(write: Callable[..., None], arguments: dict[str, Type], result: str = "void", *, public: bool = False) -> None:
         f = Function(module, write.__name__.strip("_"), [(type, name) for name, type in arguments.items()], result)
         write(f, _Pool(f, f.arguments[0]), *f.arguments[1:]) if "pool" in arguments else write(f, *f.arguments)
         module.add(f, "" if public else "private")
 
-    thread = {"thread": I64, "threads": I64}
-    add(_relax, n=I64)
-    add(_claim_parts, pool=PTR)
-    add(_worker, public=True, pool=PTR)
-    add(_parallel, public=True, **TASK)
-    add(_serial, public=True, **TASK)
-    add(_publish, **TASK)
-    add(_await, pool=PTR, parts=I64)
-    add(_barrier, public=True, pool=PTR, **thread)
-    add(_serve, words=PTR, part=I64)
-    add(_form, "i64", pool=PTR, words=PTR, patience=I64)
-    add(_dismiss, pool=PTR)
-    add(_disband, pool=PTR, words=PTR)
-    add(_lead, public=True, words=PTR)
-    add(_team_steps, "i64", public=True, job=PTR, words=PTR, patience=I64)
+    add(_relax, {"n": I64})
+    add(_claim_parts, POOL)
+    add(_worker, POOL, public=True)
+    add(_parallel, TASK, public=True)
+    add(_serial, TASK, public=True)
+    add(_publish, TASK)
+    add(_await, POOL | {"parts": I64})
+    add(_barrier, POOL | {"thread": I64, "threads": I64}, public=True)
+    add(_serve, {"words": PTR, "part": I64})
+    add(_form, POOL | {"words": PTR, "patience": I64}, "i64")
+    add(_dismiss, POOL)
+    add(_disband, POOL | {"words": PTR})
+    add(_lead, {"words": PTR}, public=True)
+    add(_team_steps, {"job": PTR, "words": PTR, "patience": I64}, "i64", public=True)
 
 
 def _relax(f: Function, n: Value) -> None:
@@ -161,7 +161,10 @@ def _worker(f: Function, pool: _Pool) -> None:
 
     def work(_: Value) -> None:
         last = f.load(I64, seen)
-        fresh = lambda order="acquire": f.compare("ne", pool.read("generation", order), last)  # noqa: E731
+
+        def fresh(order: str = "acquire") -> Value:
+            return f.compare("ne", pool.read("generation", order), last)
+
         pool.wait(lambda n: f.binary("or", fresh(), f.compare("sgt", n, integer(WORKER_PAUSES))))
 
         def sleep() -> None:
@@ -244,14 +247,17 @@ def _serve(f: Function, words: Value, part: Value) -> None:
     """A worker in a team. After the last barrier the team is disbanded."""
     address, threads, member = ARGUMENTS.loads(f, words, "pool", "threads", "member")
     pool, thread = _Pool(f, address), f.binary("add", part, integer(1))
-    is_open = lambda: f.compare("eq", pool.read("team_state"), integer(OPEN))  # noqa: E731
+
+    def is_not(state: int) -> Value:
+        return f.compare("ne", pool.read("team_state"), integer(state))
+
     pool.change("add", "joined", 1, "release")
-    pool.wait(lambda _: f.compare("ne", pool.read("team_state"), integer(GATHERING)))
-    f.return_if(f.inverse(is_open()))
+    pool.wait(lambda _: is_not(GATHERING))
+    f.return_if(is_not(OPEN))
 
     def step(_: Value) -> None:
         f.invoke("barrier", None, address, thread, threads)
-        f.return_if(f.inverse(is_open()))
+        f.return_if(is_not(OPEN))
         f.invoke(member, None, words, thread)
 
     f.repeat(step)
@@ -269,7 +275,10 @@ def _form(f: Function, pool: _Pool, words: Value, patience: Value) -> None:
     for name, value in (("team_state", GATHERING), ("late", 0), ("joined", 0)):
         pool.write(name, value, "monotonic")
     f.invoke("publish", None, pool.address, "ptr @serve", words, workers)
-    complete = lambda: f.compare("eq", pool.read("joined"), workers)  # noqa: E731
+
+    def complete() -> Value:
+        return f.compare("eq", pool.read("joined"), workers)
+
     f.repeat(lambda _: f.call(*PAUSE), lambda n: f.binary("or", complete(), f.compare("sgt", n, patience)))
     f.return_if(f.inverse(complete()), lambda: integer(-1))
     pool.write("team_state", OPEN)

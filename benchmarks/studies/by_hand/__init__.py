@@ -1,0 +1,1 @@
+"""Programs written by hand in C for fixed networks, against chains."""
