@@ -78,6 +78,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.derived": ("--only Dense --repetitions 10", {}),
     "benchmarks.studies.elementary": (
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
+    "benchmarks.studies.assembly": ("assembly.json --every 400", {}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
     "benchmarks.studies.export": ("", {}),
     "benchmarks.studies.fits": ("--count 2 --rounds 1", {}),
