@@ -136,7 +136,7 @@ def test_burgers_on_a_quadrature(capsys, tmp_path):
     t, x = points.T
     assert np.mean(weights * t**2 * np.cos(x)) == pytest.approx(np.sin(1.0) / 3.0, rel=1e-9)
     file = tmp_path / "burgers.safetensors"
-    module.main(["--accurate", "--points", "2500", "--iterations", "300", "--save", str(file)])
+    module.main(["--accurate", "--points", "2500", "--iterations", "500", "--save", str(file)])
     net, p, _ = chains.load(file)
     solution = module.exact(points)
     found = module.accurate_of(2500)[0].evaluate(net, p, points)["u"]
