@@ -23,6 +23,7 @@ from benchmarks.harness import machine
 from benchmarks.problems.networks import Conv, Dense, Dropout, Flatten, Pool
 from benchmarks.studies import first_call, ports
 from chains import tanh
+from chains.backends import registry
 from tests.data.test_sequences import write_imdb
 from tests.house.test_examples import write_cifar10, write_mnist
 from tests.tools import fortran_mpi_fault, mpiexec, tool
@@ -253,6 +254,8 @@ def test_smallest_forms_run(key, data, same_threads, tmp_path, monkeypatch, capf
         folder = "benchmarks" if name.startswith("__main__") else module.rpartition(".")[0] or "benchmarks.problems"
         monkeypatch.setattr(f"{folder}.{name}", value)
     monkeypatch.setattr(machine, "sgemm_rates", lambda: RATES)
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", [module, *(word for word in rest if word != "--accuracy"), *arguments.split()])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))  # for its processes
     monkeypatch.chdir(tmp_path)
