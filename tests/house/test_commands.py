@@ -119,6 +119,7 @@ RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
     **{f"examples/{path.name}": "tests/house/test_examples.py" for path in (ROOT / "examples").glob("*.py")},
+    "benchmarks.studies.by_hand": "tests/benchmarks/test_by_hand.py",
     "docs/tutorials/equations/burgers.py": "tests/house/test_tutorials.py",
     "examples/export/make.py": "tests/exporting/test_languages.py",
     "examples/export/cortex/make.py": "tests/exporting/test_languages.py",
