@@ -307,11 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in chosen.problems:
         make, published, source = RECORDS[name]
         made, errors = make(), []
+        every = EVERY if made.candidates is None else EVERY // 2
         for seed in chosen.seeds:
-            start = made.net.init(seed=seed, dtype=np.float64)
             solution = solve(
-                made.net, start, made.problem, adam=ADAM, optimizer=Adam(RATE), iterations=10**6, seed=seed, candidates=made.candidates,
-                every=EVERY if made.candidates is None else EVERY // 2, metrics={"error": made.error}, seconds=chosen.seconds,
+                made.net, made.net.init(seed=seed, dtype=np.float64), made.problem, adam=ADAM, optimizer=Adam(RATE),
+                iterations=10**6, every=every, candidates=made.candidates, metrics={"error": made.error}, seed=seed,
+                seconds=chosen.seconds,
             )  # fmt: skip
             if chosen.rounds:
                 print(solution)
