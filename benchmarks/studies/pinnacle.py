@@ -39,7 +39,7 @@ class Outcome:
     message: str
 
 
-def solved(name: str, folder: Path, seed: int, seconds: float) -> Outcome:
+def solved(name: str, folder: Path, seed: int, seconds: float, iterations: int) -> Outcome:
     """The outcome of one problem."""
     case = CASES[name](Context(np.random.default_rng(seed), folder))
     places, solution = case.solution
@@ -47,7 +47,7 @@ def solved(name: str, folder: Path, seed: int, seconds: float) -> Outcome:
     hidden = [Dense(WIDTH, WIDTH, tanh), Dense(WIDTH, WIDTH, tanh)]
     net = Chain(Dense(len(case.coordinates), WIDTH, tanh), *hidden, Dense(WIDTH, len(solution)))
     begin = time.perf_counter()
-    found = solve(net, net.init(seed, np.float64), problem, seconds=seconds, every=100, iterations=10**6, progress=False)
+    found = solve(net, net.init(seed, np.float64), problem, seconds=seconds, every=100, iterations=iterations, progress=False)
     taken = time.perf_counter() - begin
     values, exact = problem.evaluate(net, found.p, places), np.stack([*solution.values()])
     error = np.linalg.norm(np.stack([values[each] for each in solution]) - exact) / np.linalg.norm(exact)
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="name", help="problems, by default all: " + ", ".join(BEST))
     parser.add_argument("--data", type=Path, default=Path("ref"), help="the folder of reference solutions")
     parser.add_argument("--seconds", type=float, default=60.0, help="no round of 100 iterations begins after this time")
+    parser.add_argument("--iterations", type=int, default=10**6, help="the most iterations, on a machine with other work")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--messages", action="store_true", help="print the message of each solution")
     given = parser.parse_args(arguments)
@@ -74,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"| {name} | {LEFT_OUT[name]} | | {best:.1e} | | | |")
             continue
         try:
-            found = solved(name, given.data, given.seed, given.seconds)
+            found = solved(name, given.data, given.seed, given.seconds, given.iterations)
         except FileNotFoundError as error:
             print(f"| {name} | there is no {error.filename}: pass --data | | {best:.1e} | | | |")
             continue

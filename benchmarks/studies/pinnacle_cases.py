@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,9 @@ class Context:
     rng: np.random.Generator
     folder: Path
 
-    def inside(self, low: Sequence[float], high: Sequence[float], count: int = INSIDE, holes: Sequence[Hole] = ()) -> np.ndarray:
+    def inside(
+        self, low: Sequence[float], high: Sequence[float], count: int = INSIDE, holes: Sequence[Hole] = ()
+    ) -> np.ndarray:
         """Points in a box, none of them in a hole; holes are balls in the last coordinates."""
         found = np.empty((0, len(low)))
         while len(found) < count:
@@ -302,7 +305,8 @@ def pinv(c: Context) -> Case:
     return Case("xy", terms, (places, {"u": np.sin(PI * x) * np.sin(PI * y), "a": np.asarray(_share(x, y))}))
 
 
-def _share(x, y):  # type: ignore[no-untyped-def]  # numbers, arrays or formulas
+def _share(x: Any, y: Any) -> Any:
+    """The coefficient, of arrays or formulas."""
     return 1.0 / (1.0 + x * x + y * y + (x - 1.0) * (x - 1.0) + (y - 1.0) * (y - 1.0))
 
 
@@ -314,7 +318,7 @@ def hinv(c: Context) -> Case:
     def waves(points: np.ndarray) -> np.ndarray:
         return np.asarray(np.sin(PI * points[:, 1]) * np.sin(PI * points[:, 2]))
 
-    def source(t, x, y):  # type: ignore[no-untyped-def]  # formulas
+    def source(t: Any, x: Any, y: Any) -> Any:
         wave, along, across = sin(PI * x) * sin(PI * y), cos(PI * x) * sin(PI * y), sin(PI * x) * cos(PI * y)
         slopes = along * along + across * across
         return exp(-t) * ((4.0 * PI * PI - 1.0) * wave + PI * PI * (2.0 * wave * wave - slopes))
