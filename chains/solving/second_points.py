@@ -45,7 +45,7 @@ def fresh_points(points: np.ndarray, others: np.ndarray, rng: np.random.Generato
         The choice of neighbours, and of the places between them.
     """
     extent = np.ptp(points, axis=0)
-    if len(points) < FEWEST:
+    if len(points) < FEWEST or _are_faces(points[:, extent > 0.0]):
         return None
     middle, unit = points.mean(axis=0), np.where(extent > 0.0, extent, 1.0)
     local = (points - middle) / unit
@@ -53,7 +53,11 @@ def fresh_points(points: np.ndarray, others: np.ndarray, rng: np.random.Generato
     axes = axes[sizes > FLAT * sizes[0]]
     local = local @ axes.T
     places = _Places(local)
-    if not len(axes) or not _fills(places(local[rng.permutation(len(local))[:GROUP]])):
+    if (
+        not len(axes)
+        or _is_quadric(local[rng.permutation(len(local))[:GROUP]])
+        or not _fills(places(local[rng.permutation(len(local))[:GROUP]]))
+    ):
         return None
     edges = (others - middle) / unit @ axes.T if len(axes) == points.shape[1] else local
     count = len(local) // EDGES if len(others) else 0
@@ -84,6 +88,29 @@ def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
     squares = (points**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2.0 * points @ others.T
     squares[squares <= FLAT] = np.inf
     return np.argpartition(squares, count, axis=1)[:, :count]
+
+
+def _are_faces(points: np.ndarray) -> bool:
+    """Whether all points are on faces of a box, as those of conditions on all sides are."""
+    if points.shape[1] < 2:
+        return False
+    low, high = points.min(axis=0), points.max(axis=0)
+    near = FLAT * (high - low)
+    return bool(((points <= low + near) | (points >= high - near)).any(axis=1).all())
+
+
+def _is_quadric(points: np.ndarray) -> bool:
+    """Whether a polynomial of degree two vanishes at all points: on a sphere, a cylinder, or two planes.
+
+    In several dimensions, few points on a sphere have neighbours on all sides.
+    """
+    numbers = np.column_stack([np.ones(len(points)), points])
+    first, second = np.triu_indices(numbers.shape[1])
+    terms = numbers[:, first] * numbers[:, second]
+    if len(terms) <= terms.shape[1]:
+        return False
+    sizes = np.linalg.svd(terms / np.linalg.norm(terms, axis=0), compute_uv=False)
+    return bool(sizes[-1] < FLAT * sizes[0])
 
 
 def _fills(local: np.ndarray) -> bool:

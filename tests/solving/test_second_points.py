@@ -18,6 +18,17 @@ def drawn(points, others=NONE, seed=0):
     return fresh_points(np.asarray(points, float), others, np.random.default_rng(seed))
 
 
+def _sphere(dimensions, count):
+    points = np.random.default_rng(0).normal(size=(count, dimensions))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def _faces(dimensions, count):
+    points = np.random.default_rng(0).uniform(size=(count, dimensions))
+    points[np.arange(count), np.arange(count) % dimensions] = np.arange(count) // dimensions % 2
+    return points
+
+
 def test_a_region_gets_points_in_it_and_beside_its_boundary():
     rng = np.random.default_rng(0)
     inside = rng.uniform([2.0, 0.1], [3.0, 0.9], (500, 2)) * [1e-9, 1e6]
@@ -46,11 +57,14 @@ def test_a_grid_is_a_region():
     "points",
     [
         np.column_stack([np.linspace(0.0, 1.0, 40), np.tile([0.0, 1.0], 20)]),  # two sides
+        _sphere(5, 200),
+        np.column_stack([np.linspace(0.0, 1.0, 200), _sphere(5, 200)]),  # in time
+        _faces(5, 200),
         np.column_stack([np.cos(np.linspace(0.0, 6.2, 60)), np.sin(np.linspace(0.0, 6.2, 60))]),  # a circle
         np.zeros((20, 2)),  # one place
         np.array([[0.0, 0.0], [1.0, 1.0]]),  # two ends
     ],
-    ids=["sides", "circle", "place", "ends"],
+    ids=["sides", "sphere", "cylinder", "faces", "circle", "place", "ends"],
 )  # fmt: skip
 def test_boundaries_keep_their_points(points):
     assert drawn(points) is None
