@@ -2,7 +2,7 @@
 
 All have the same network, 32 units of tanh in each of three layers, the same number of points, guessed scales and a limit of
 time; nothing is chosen by problem. A row has the relative L2 error over all outputs, the seconds and the iterations, whether
-`solve` says that it has succeeded, and the best error of the eleven methods of the paper. Four of the problems need the folder
+`solve` says that it has succeeded, and the best error of the eleven methods of the paper. Five of the problems need the folder
 ``ref`` of https://github.com/i207M/PINNacle as FOLDER; the others have solutions in closed form or by a spectral method.
 """
 
