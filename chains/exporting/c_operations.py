@@ -118,7 +118,8 @@ static double uniform(const uint64_t random[2], uint64_t draw, uint64_t i)
 """
 
 
-LANES = 8  # partial sums of a dot product
+LANES = 8  # partial sums of a dot product, which are added in halves
+TOGETHER = 4  # products that are added to a row of results at once
 
 Lines = Iterator[str]
 
@@ -169,7 +170,9 @@ def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
 
 
 def lines_of(operation: Operation, context: Context) -> Lines:
-    """The statements of an operation. Raises KeyError for an unknown one."""
+    """The statements of an operation. Raises NotImplementedError for one without a row of `WRITERS`."""
+    if type(operation) not in WRITERS:
+        raise NotImplementedError(f"exported C has no operation `{operation.name}` ({operation.label}): export an object file")
     return WRITERS[type(operation)](operation, context)
 
 
@@ -279,13 +282,36 @@ def _matmul(operation: MatMul, context: Context) -> Lines:
             f"for (ptrdiff_t k = 0; k < {whole}; k += {LANES})",
             f"    {parts}",
             f"        sums[l] += {at(a, 'i', '(k + l)')} * {at(b, '(k + l)', 'j')};",
-            parts,
-            "    sum += sums[l];",
+            "for (int l = 0; l < 4; l++)",
+            "    sums[l] += sums[l + 4];",
+            "sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);",
         ]
     if whole < k:
         lines += [f"for (ptrdiff_t k = {whole}; k < {k}; k++)", f"    sum += {at(a, 'i', 'k')} * {at(b, 'k', 'j')};"]
     lines.append(f"{at(out, 'i', 'j')} {'+=' if operation.accumulate else '='} sum;")
     yield from nested([("i", m), ("j", n)], lines)
+
+
+def _added(to: str, kind: str, k: Extent, n: Extent, factor: Callable[[str], str], entry: Callable[[str], str]) -> Lines:
+    """Statements that add products to a row, for a few numbers of k at once: a result is loaded and stored once for them."""
+
+    def block(places: Sequence[str]) -> list[str]:
+        names = [f"factor{number}" for number in range(len(places))] if len(places) > 1 else ["factor"]
+        factors = [f"const {kind} {name} = {factor(place)};" for name, place in zip(names, places, strict=True)]
+        products = " + ".join(f"{name} * {entry(place)}" for name, place in zip(names, places, strict=True))
+        return [*factors, *nested([("j", n)], [f"{to} += {products};"])]
+
+    several = block(["k", *(f"(k + {number})" for number in range(1, TOGETHER))])
+    if not isinstance(k, int):
+        yield "ptrdiff_t k = 0;"
+        yield from indented(several, f"for (; k + {TOGETHER - 1} < {extent_text(k)}; k += {TOGETHER})")
+        yield from indented(block(["k"]), f"for (; k < {extent_text(k)}; k++)")
+        return
+    whole = k // TOGETHER * TOGETHER
+    if whole:
+        yield from indented(several, f"for (ptrdiff_t k = 0; k < {whole}; k += {TOGETHER})")
+    if whole < k:
+        yield from indented(block([str(number) for number in range(whole, k)]), "")
 
 
 def _batch_matmul(operation: MatMul | BatchMatMul, context: Context) -> Lines:
@@ -298,9 +324,9 @@ def _batch_matmul(operation: MatMul | BatchMatMul, context: Context) -> Lines:
         return context.at(view, list(zip([*each, row, column], view.strides, strict=True)))
 
     yield from _begun(operation, context)
-    product = [f"{at(out, 'i', 'j')} += factor * {at(b, 'k', 'j')};"]
-    inner = [f"const {ctype(out.dtype)} factor = {at(a, 'i', 'k')};", *nested([("j", n)], product)]
-    yield from nested([*zip(each, leading, strict=True), ("i", m), ("k", k)], inner)
+    to, kind = at(out, "i", "j"), ctype(out.dtype)
+    added = list(_added(to, kind, k, n, lambda k: at(a, "i", k), lambda k: at(b, k, "j")))
+    yield from nested([*zip(each, leading, strict=True), ("i", m)], added)
 
 
 # Images

@@ -91,7 +91,7 @@ class Tangents:
     # Operations
 
     def _record_all(self, operations: Sequence[Operation]) -> None:
-        for operation in operations:
+        for operation in self._units_last(operations):
             with self.ops.label(operation.label):
                 if isinstance(operation, Loop):
                     with self.ops.again(operation):
@@ -211,6 +211,17 @@ class Tangents:
         else:
             self.ops.copy(copy, weights)
         return copy
+
+    def _units_last(self, operations: Sequence[Operation]) -> list[Operation]:
+        """The operations with products of directions after others that add to the same result, which then needs no zeros."""
+        ordered = list(operations)
+        for k in range(len(ordered) - 1):
+            units, other = ordered[k : k + 2]
+            if not isinstance(units, MatMul) or not isinstance(other, MatMul) or units.outs != other.outs:
+                continue
+            if units.ins[1].buffer is self._seed and other.ins[1].buffer is not self._seed and other.accumulate:
+                ordered[k : k + 2] = replace(other, accumulate=units.accumulate), replace(units, accumulate=True)
+        return ordered
 
     def _units(self, operation: MatMul, out: View) -> None:
         """A product with the directions of a weight: the entry (i, j) of its lane adds row i of the left side to column j."""

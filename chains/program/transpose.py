@@ -216,6 +216,8 @@ class Transposer:
         if not self.begun(target):
             if target != term:
                 (self.ops.sum if larger else self.ops.copy)(target, term)
+        elif larger and self.ops.in_loop and term.batched and not target.batched and target.contiguous:
+            self._add_over_samples(target, term)
         else:
             if larger:
                 total = scratch_like(target, f"term of {view}")
@@ -226,6 +228,19 @@ class Transposer:
         last = self.ops.operations[-1:]
         if last and isinstance(last[0], op.Copy) and last[0].outs == (target,) and last[0].ins[0].shape != target.shape:
             self._spread[target] = last[0].ins[0], last[0]
+
+    def _add_over_samples(self, target: View, term: View) -> None:
+        """Add the sum of a term over samples by a product with ones: only sums and products over samples add up in loops."""
+        shape = (*[1] * (term.ndim - 1 - target.ndim), *target.shape)
+        each = Buffer("term of each sample", "scratch", term.dtype, (Batch(), *shape)).whole
+        if term.sample_shape == shape and term.contiguous:
+            each = term
+        else:
+            self.ops.sum(each, term)
+        ones = Buffer("ones", "scratch", term.dtype, (Batch(), 1)).whole
+        self.ops.fill(ones, 1.0)
+        rows = each.reshape(target.sample_size)
+        self.ops.matmul(target.reshape(1, target.sample_size), ones.T, rows, accumulate=True)
 
     def fill(self, view: View, record: Callable[[View], None]) -> None:
         """Add a term that `record` writes to an array: the cotangent itself, if it has no other term."""

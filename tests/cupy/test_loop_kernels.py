@@ -5,17 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, ODE, RNN, Adam, Chain, CrossEntropyLoss, Dense, Embedding, MSELoss, backends, train
+from chains import GRU, LSTM, ODE, RNN, Adam, Chain, CrossEntropyLoss, Dense, Embedding, MSELoss, backends, tanh, train
 from chains.backends.cupy import backend as choosing
 from chains.backends.cupy.backend import DeviceBackend
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused import tiling_policy as policy
 from chains.backends.cupy.fused.loops import LoopKernel, LoopShare
 from chains.backends.cupy.fused_program import FusedProgram
+from chains.network.network import network_of
+from chains.network.record_derivatives import forward_jacobian
 from tests.cupy import emulated, nvrtc, watched
 from tests.cupy.resources import SHARED_BYTES, launches, too_much
-from tests.cupy.support import needs_compiler, needs_nvrtc
-from tests.harness import assert_close
+from tests.cupy.support import EMULATED, needs_compiler, needs_nvrtc
+from tests.harness import assert_close, run_program
 
 NAMES = ("one-kernel", "one-kernel-backwards")
 NETS = {
@@ -139,3 +141,15 @@ def test_kernels_spill_nothing(name, architecture):
     assert len(usages) == len(made.commands) == 2
     assert too_much([made], (1, 64), usages, architecture) == []
     assert {kernel: used.spills for kernel, used in usages.items() if used.spills} == {}
+
+
+@needs_compiler
+@pytest.mark.parametrize("backend", EMULATED)
+@pytest.mark.parametrize(
+    "net", [Chain(ODE(Dense(2, 2, tanh), (0.0, 0.5, 1.0), "rk4", 2)), Chain(GRU(2, 3), input_shape=(4, 2))]
+)
+def test_jacobians_forward_are_those_of_numpy(net, backend):
+    p, x = net.init(0, np.float64), np.random.default_rng(0).normal(size=(3, *net.input_shape))
+    program = forward_jacobian(network_of(net), np.dtype(np.float64))
+    wanted, found = (run_program(program, name, 3, {"p": p, "x": x}) for name in ("numpy", backend))
+    assert_close(found["j"], wanted["j"], 1e-12)

@@ -86,7 +86,7 @@ INSIDE = {
     "program": "settings tuned",
     "checkpoint": "amount unit",
     "batches": "arrays augment batch_size drop_last scale seed shuffle",
-    "layer": "activation bias bias_init has_series has_tangents inputs outputs weight_bounds weight_init",  # of Dense
+    "layer": "activation bias bias_init has_series inputs outputs weight_bounds weight_init",  # of Dense
     "criterion": "average derivative factors function name",  # of SquaredLoss
     "optimizer": "beta1 beta2 clip_norm eps learning_rate record settings",  # of Adam
     "penalty": "patterns settings strength",  # of L2Penalty

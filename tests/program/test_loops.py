@@ -251,3 +251,80 @@ def test_directions_that_differ(backend_name, backwards):
         state = 0.5 * state + given["first"][:, k] @ given["w"]
     for program in (unhoisted(ops), ops.finish()):
         np.testing.assert_allclose(run_program(program, backend_name, BATCH, given, 0xFF)["y"], wanted, rtol=1e-12)
+
+
+def of_some_steps(ops, each, dw, loop):
+    loop()
+    ops.sum(dw, each.slice(0, 1, STEPS))
+
+
+def after_another_use(ops, each, dw, loop):
+    loop()
+    ops.fill(dw, 2.0)
+    ops.copy(ops.external("before", (INPUTS, UNITS), role="output"), dw)
+    ops.sum(dw, each)
+
+
+def of_rows_filled_before(ops, each, dw, loop):
+    ops.fill(each, 2.0)
+    loop(slice(0, 2))
+    ops.sum(dw, each)
+
+
+def of_a_row_that_is_overwritten(ops, each, dw, loop):
+    ops.fill(each, 2.0)
+    loop(slice(0, 2), slice(1, 2))
+    ops.sum(dw, each)
+
+
+def of_rows_filled_at_each_step(ops, each, dw, loop):
+    loop(slice(0, 2), filled=slice(2, 3))
+    ops.sum(dw, each)
+
+
+def of_the_largest(ops, each, dw, loop):
+    loop()
+    ops.max(dw, each)
+
+
+def with_another_sum(ops, each, dw, loop):
+    loop()
+    ops.sum(dw, each)
+    ops.sum(ops.external("again", (INPUTS, UNITS), role="output"), each)
+
+
+def into_columns(ops, each, dw, loop):
+    loop()
+    ops.sum(ops.external("columns", (UNITS, INPUTS), role="output").T, each)
+
+
+USES = [
+    of_some_steps, after_another_use, of_rows_filled_before, of_a_row_that_is_overwritten, of_rows_filled_at_each_step,
+    of_the_largest, with_another_sum, into_columns,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", USES)
+def test_a_sum_over_steps_that_is_no_product_stays(record):
+    """The sum of the products of all steps is one product, unless something else has to do with it."""
+    ops = Recorder("sums", np.float64)
+    x = ops.external("x", (STEPS, INPUTS), role="input", batched=True)
+    d = ops.external("d", (STEPS, UNITS), role="input", batched=True)
+    dw = ops.external("dw", (INPUTS, UNITS), role="output")
+    each = ops.scratch("each", (STEPS, INPUTS, UNITS), batched=False)
+
+    def loop(*parts: slice, filled: slice = slice(0, 0)) -> None:
+        with ops.loop(STEPS) as at:
+            if filled.stop:
+                ops.fill(at.now(each, 0).slice(0, filled.start, filled.stop), 2.0)
+            for factor, part in enumerate(parts or [slice(0, INPUTS)], 1):
+                rows = at.now(x, 1).slice(-1, part.start, part.stop)
+                scaled = ops.scratch(f"scaled {factor}", (UNITS,))
+                ops.map(scaled, lambda d, k=float(factor): k * d, at.now(d, 1))
+                ops.matmul(at.now(each, 0).slice(0, part.start, part.stop), rows.T, scaled)
+
+    record(ops, each, dw, loop)
+    given = {name: array for name, array in arrays().items() if name == "x"} | {"d": arrays()["dy"]}
+    found, wanted = (run_program(program, "numpy", BATCH, given, 0xFF) for program in (ops.finish(), unhoisted(ops)))
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-12, err_msg=name)

@@ -43,7 +43,7 @@ def wait_in(folder: str, forked: bool = False) -> None:
             print("here", flush=True)
             time.sleep(20)
             os._exit(0)
-        time.sleep(20)
+        time.sleep(600)  # until it is killed: on a busy machine, what the other process does takes long
 
     run(Path(folder), callbacks=[wait])
 

@@ -217,7 +217,7 @@ def _exported(builder: Builder, net: Chain, source: bool = True, **settings: Any
     chains.export(net, folder / "model.c", dtype="float32", **settings)
     for compiler in builder.compilers:
         for level in ("-O2", "-O3"):
-            library = builder.library(folder / "model.c", compiler, "-std=c99", level)
+            library = builder.library(folder / "model.c", compiler, "-std=gnu99", level)
             yield f"chains, exported C99, {compiler.name} {level}", library
 
 
