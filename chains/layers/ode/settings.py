@@ -11,6 +11,7 @@ from chains.layers.base import Layer
 from chains.layers.ode.doses import Doses
 from chains.layers.ode.methods import METHODS, Row, Tableau
 from chains.layers.ode.right_side import Forcing
+from chains.support.arguments import check_finite
 from chains.support.checks import check_count, check_flags, check_number, is_real
 from chains.support.messages import listed, shown
 
@@ -97,8 +98,7 @@ def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
         raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of times{also}")
     if times.ndim != 1 or len(times) < least:
         raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, shape (n,)")
-    if not np.isfinite(times).all():
-        raise ValueError(f"`{name}` must be finite, but time {int(np.argmin(np.isfinite(times)))} is not")
+    check_finite(times.dtype, **{name: times})
     if (falls := np.diff(times) <= 0).any():
         k = int(np.argmax(falls))
         raise ValueError(f"`{name}` must ascend, but {times[k + 1]:g} comes after {times[k]:g}")
@@ -183,4 +183,6 @@ def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tup
 def text_of(times: Sequence[float]) -> str:
     """Times as they are printed."""
     numbers = [f"{t:g}" for t in times]
+    if len(numbers) == 1:
+        return f"({numbers[0]},)"
     return f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"
