@@ -553,6 +553,10 @@ class Within(Layer):
             s.children[0].forward(ops, at.now(x, 1), at.now(y, 1))
 
 
+def named(ops, x, y, p, s):
+    ops.record("sum")
+
+
 class Centred(Cell):
     def declare(self, d):
         d.carry("h", d.input)
@@ -565,7 +569,10 @@ class Centred(Cell):
 
 WRONG = [
     (ValueError, "`map` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), OverPart()),
-    (NotImplementedError, "no rule for the pullback of `max_pool_input`: write the layer's pullback", (3,), pooled),
+    (NotImplementedError, "of `max_pool_input`: write the layer's pullback, or `PoolInput.transpose`", (3,), pooled),
+    (AttributeError, "declares no scratch arrays of that name, but h", (3,), lambda ops, x, y, p, s: s.k),
+    (AttributeError, "declares no parameters\n", (3,), Plain((3,), {}, {}, lambda ops, x, y, p, s: p.w)),
+    (TypeError, "ops.record takes an Operation of chains.program.operations, got 'sum'", (3,), named),
     (NotImplementedError, "no rule for the pullback of a `loop` that leaves steps out", (3,), leaving_out),
     (NotImplementedError, "a `loop` that writes to `y` in a part for each step and uses it as a whole", (3,), whole_in_a_loop),
     (ValueError, "every step of a loop would draw the same numbers", (3,), drawn_in_a_loop),
