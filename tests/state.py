@@ -13,10 +13,16 @@ import numpy as np
 from chains.backends import registry
 from chains.support import threads
 
-# Variables that pytest sets, and JAX and PyTorch when their modules are imported.
+# Variables that pytest sets, and JAX, PyTorch and scikit-learn when their modules are imported.
 UNWATCHED = {
     os.environ.encodekey(name)  # type: ignore[attr-defined]
-    for name in ("PYTEST_CURRENT_TEST", "TF_CPP_MIN_LOG_LEVEL", "TPU_SKIP_MDS_QUERY", "TORCHINDUCTOR_CACHE_DIR")
+    for name in (
+        "PYTEST_CURRENT_TEST",
+        "TF_CPP_MIN_LOG_LEVEL",
+        "TPU_SKIP_MDS_QUERY",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "KMP_INIT_AT_FORK",
+    )
 }
 
 

@@ -49,12 +49,6 @@ class Dropout(Layer):
         ops.map(s.factor, lambda u: where(u < rate, 0.0, 1.0 / (1.0 - rate)), s.factor)
         ops.map(y, lambda x, factor: x * factor, x, s.factor)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        if not ops.training or self.rate == 0.0:
-            ops.copy(dx, dy)
-        else:
-            ops.map(dx, lambda dy, factor: dy * factor, dy, s.factor)
-
 
 class SpatialDropout(Dropout):
     """While training, zeroes each channel of a sample with probability `rate` and divides the others by ``1 - rate``.

@@ -121,16 +121,6 @@ class Periodic(Layer):
             else:
                 ops.map(self._halves(target), lambda x, w: (sin(w * x), cos(w * x)), source, frequencies)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        pairs = zip(self._parts(ops, dx, dy), self._parts(ops, x, y), strict=True)
-        for (target, slopes, frequencies), (_, values, _) in pairs:
-            if frequencies is None:
-                ops.copy(target, slopes)
-            else:
-                operands = *self._halves(slopes), *self._halves(values), frequencies
-                ops.map(s.slope, lambda ds, dc, s, c, w: w * (ds * c - dc * s), *operands)
-                ops.sum(target, s.slope)
-
     def angular_frequencies(self, period: float) -> np.ndarray:
         """The angular frequencies of the sines of an input with this period."""
         return TURN * np.arange(1.0, self.harmonics + 1.0) / period

@@ -43,10 +43,6 @@ class _Pooling(Sliding):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.pool(self.kind, as_image(y), as_image(x), self.window, count_padding=self.count_padding)
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        dx, dy, x, y = (as_image(view) for view in (dx, dy, x, y))
-        ops.pool_input(self.kind, dx, dy, x, y, self.window, count_padding=self.count_padding)
-
     def __repr__(self) -> str:
         stride, size = self.stride, self.kernel
         moved = f", stride={setting(stride)}" if stride != size else ""
@@ -115,8 +111,3 @@ class GlobalAvgPool(Layer):
         share = 1.0 / math.prod(x.sample_shape[1:])
         ops.sum(y.reshape(*y.sample_shape, 1), x.reshape(x.sample_shape[0], math.prod(x.sample_shape[1:])))
         ops.map(y, lambda total: total * share, y)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        channels, *rest = x.sample_shape
-        share = 1.0 / math.prod(rest)
-        ops.map(dx, lambda dy: dy * share, dy.reshape(channels, *(1 for _ in rest)))

@@ -55,9 +55,6 @@ class Reshape(Layer):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         ops.copy(y, x.reshape(*y.sample_shape))
 
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.copy(dx, dy.reshape(*dx.sample_shape))
-
 
 class Flatten(Reshape):
     """Each sample as one axis."""
@@ -99,11 +96,6 @@ class Select(Layer):
     def forward(self, ops: Recorder, x: View, y: View, p: Any, s: Any) -> None:
         for part, run in self._runs(x, y):
             ops.copy(part, run)
-
-    def pullback(self, ops: Recorder, x: View, y: View, dy: View, dx: View, p: Any, g: Any, s: Any) -> None:
-        ops.fill(dx, 0.0)
-        for part, run in self._runs(dx, dy):
-            ops.map(run, lambda run, part: run + part, run, part)
 
     def _runs(self, x: View, y: View) -> Iterator[tuple[View, View]]:
         """The parts of `y` that are contiguous in `x`, each with its part of `x`."""

@@ -47,9 +47,14 @@ class Place:
     depth: int = 0
     own: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.view)
+
     def holds(self, view: View) -> bool:
         """Whether the view is a part of the array."""
         own = self.view
+        if view is own:
+            return True
         if view.buffer is not own.buffer or any(view.loop_stride(k) != own.loop_stride(k) for k in range(self.depth)):
             return False
         first = view.offset - own.offset

@@ -141,12 +141,17 @@ class Transposer:
         if result != other.view or cotangent.shape != view.shape or cotangent.loop_strides or not cotangent.contiguous:
             return False
         before = (one for each in self.operations[: self._position] for one in each.views)
-        if any(one.buffer is result.buffer or self._is_version(one, result) for one in (*before, *now.ins)):
+        if any(self._contents_of(one) is self._contents_of(result) for one in (*before, *now.ins)):
             return False
         if any(isinstance(each, Loop) and any(one.buffer is view.buffer for one in each.views) for each in self.operations):
             return False
         self._moved[place] = cotangent
         return True
+
+    def _contents_of(self, view: View) -> Buffer:
+        """The array that a view shows, perhaps with earlier contents: the cotangents of all of them are in one memory."""
+        array = self._versions.get(view.buffer)
+        return view.buffer if array is None else array.view.buffer
 
     def _is_version(self, view: View, later: View) -> bool:
         """Whether a view shows earlier contents of the array of another one."""
@@ -164,21 +169,26 @@ class Transposer:
         return {place.cotangent.buffer for place in places if place.cotangent is not None}
 
     @lazy
-    def _means(self) -> dict[View, View]:
+    def _means(self) -> dict[View, tuple[View, int]]:
         return means(self.operations)
 
     def mean_of(self, view: View) -> View | None:
-        """The array whose mean another one holds; None if it holds none."""
-        return self._means.get(view)
+        """The array whose mean another one holds before the present operation; None if it holds none.
+
+        A step of a loop may read the mean of the step before it.
+        """
+        source, position = self._means.get(view, (None, 0))
+        return source if position < self._position else None
 
     @lazy
     def _divisions(self) -> dict[View, tuple[int, View, View]]:
         return divisions(self.operations)
 
-    def divided(self, view: View) -> tuple[View, View] | None:
-        """The quotient and the divisor of an array that is divided in its own memory later; the pullback reads both."""
-        position, quotient, divisor = self._divisions.get(view, (0, view, view))
-        if not self._is_version(view, quotient):
+    def divided(self, result: View) -> tuple[View, View] | None:
+        """The quotient and the divisor of a result that is divided in its own memory later; the pullback reads both."""
+        position, quotient, divisor = self._divisions.get(result, (0, result, result))
+        between = self.operations[self._position + 1 : position]
+        if not self._is_version(result, quotient) or any(overlap(out, result) for each in between for out in each.writes):
             return None
         self.reads += [Read(position, quotient, True), Read(position, divisor, False)]
         return quotient, divisor
@@ -216,6 +226,8 @@ class Transposer:
         if not self.begun(target):
             if target != term:
                 (self.ops.sum if larger else self.ops.copy)(target, term)
+        elif larger and self.ops.in_loop and term.batched and not target.batched and target.contiguous:
+            self._add_over_samples(target, term)
         else:
             if larger:
                 total = scratch_like(target, f"term of {view}")
@@ -226,6 +238,19 @@ class Transposer:
         last = self.ops.operations[-1:]
         if last and isinstance(last[0], op.Copy) and last[0].outs == (target,) and last[0].ins[0].shape != target.shape:
             self._spread[target] = last[0].ins[0], last[0]
+
+    def _add_over_samples(self, target: View, term: View) -> None:
+        """Add the sum of a term over samples by a product with ones: only sums and products over samples add up in loops."""
+        shape = (*[1] * (term.ndim - 1 - target.ndim), *target.shape)
+        each = Buffer("term of each sample", "scratch", term.dtype, (Batch(), *shape)).whole
+        if term.sample_shape == shape and term.contiguous:
+            each = term
+        else:
+            self.ops.sum(each, term)
+        ones = Buffer("ones", "scratch", term.dtype, (Batch(), 1)).whole
+        self.ops.fill(ones, 1.0)
+        rows = each.reshape(target.sample_size)
+        self.ops.matmul(target.reshape(1, target.sample_size), ones.T, rows, accumulate=True)
 
     def fill(self, view: View, record: Callable[[View], None]) -> None:
         """Add a term that `record` writes to an array: the cotangent itself, if it has no other term."""

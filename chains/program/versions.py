@@ -23,22 +23,25 @@ Versions = dict[Buffer, Place]  # the memory of earlier contents, and the array 
 def separated(operations: Sequence[Operation], places: Sequence[Place]) -> tuple[list[Operation], Versions]:
     """The operations with all contents that are overwritten as a whole in separate memory."""
     begun = _begun(operations)
-    changed, found, current = list(operations), Versions(), dict[Place, View]()
+    changed, found, current = list(operations), Versions(), dict[Buffer, dict[Place, View]]()
 
     def moved(view: View) -> View:
-        return next((p.to(view, own) for p, own in current.items() if p.view.buffer is view.buffer and p.holds(view)), view)
+        known = current.get(view.buffer)
+        return view if known is None else next((p.to(view, own) for p, own in known.items() if p.holds(view)), view)
 
     for position in reversed(range(len(operations))):
         operation = operations[position]
         if not any(view.buffer in begun for view in operation.views):
             continue
-        after = operation.on(moved) if current else operation
-        for place in _replaced(operation, places):
-            if begun.get(place.view.buffer, position) < position:
-                current[place] = own = scratch_like(place.view, f"{place.view} before")
-                found[own.buffer] = place
-        before = operation.on(moved)
-        changed[position] = after if isinstance(operation, Loop) else replace(after, ins=before.ins)
+        after = operation.on(moved) if any(view.buffer in current for view in operation.views) else operation
+        replaced = [each for each in _replaced(operation, places) if begun.get(each.view.buffer, position) < position]
+        for place in replaced:
+            own = scratch_like(place.view, f"{place.view} before")
+            current.setdefault(place.view.buffer, {})[place] = own
+            found[own.buffer] = place
+        if replaced and not isinstance(operation, Loop):
+            after = replace(after, ins=tuple(map(moved, operation.ins)))
+        changed[position] = after
     return changed, found
 
 

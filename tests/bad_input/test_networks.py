@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import chains
 from chains import Adam, Chain, CrossEntropyLoss, Dense, Dropout, SquaredLoss, tanh, train
+from chains.program import Recorder
+from chains.program.operations import Window
 from tests.bad_input.support import NET, REFUSED, RNG, WITH_T, Calls, assert_refused
 
 
@@ -279,3 +283,25 @@ def test_settings_are_fixed_once_a_network_is_made():
     with pytest.raises(AttributeError, match=r"`rate` \(=0.4\) of Dropout\(0.4\) cannot become 0.5: a network was made of it"):
         layer.rate = 0.5
     assert layer.rate == 0.4
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"padding": (1, 1)}, "`padding` (=(1, 1)) of a Window must be a pair of pairs, for rows and for columns: the entries"),
+        ({"padding": ((1, 1), (-1, 0))}, "must be a pair of pairs"),
+        ({"stride": 2}, "`stride` (=2) of a Window must be a pair of whole numbers from 1, for rows and for columns"),
+        ({"dilation": (1, 0)}, "`dilation` (=(1, 0)) of a Window must be a pair"),
+        ({"size": (3.5, 3)}, "`size` (=(3.5, 3)) of a Window must be a pair"),
+    ],
+    ids=str,
+)
+def test_windows_name_what_is_wrong(given, wanted):
+    with pytest.raises(ValueError, match=re.escape(wanted)):
+        Window(**{"size": (3, 3), **given})
+
+
+def test_a_view_with_gaps_says_what_to_do():
+    view = Recorder("gaps", np.float64).scratch("s", (2, 3)).swap(1, 2)
+    with pytest.raises(ValueError, match=r"cannot be reshaped to \(6B,\): its elements are not together in memory; copy it"):
+        _ = view.flat

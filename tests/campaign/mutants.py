@@ -5,7 +5,11 @@
 quick tests that reach it, some of its room first, and the rest's if those pass. Tests that take long are left out after
 `MOST` seconds. Each result is a line of the file, and a second call with the same file continues. Every number is drawn from
 the seed and itself, so that parts of a campaign can run on several machines: ``--first 100 --count 50``, or ``--rooms layers``.
-The rooms have mutants in proportion to their lines.
+The rooms have mutants in proportion to their lines. Give it a copy of the sources that does not change while it runs.
+
+Of the first 114 mutants of seed 0 (2026-11-28), the quick tests found 85. Of the other 29, two guards of `program/hoist.py` and
+the intervals of `ChainRegressor` have had quick tests since then (four mutants), one of `testing/conformance.py` is found by
+the rest, and three are the same program for every input: numbers 3, 14 and 48. The other 21 are to be looked into.
 """
 
 from __future__ import annotations
@@ -163,10 +167,17 @@ def lines_of(source: str, line: int) -> tuple[set[int], set[str]]:
 
 
 def reaching(mutant: Mutant, source: str, reach: Reach) -> list[str]:
-    """The tests that may find a mutant: those that run its lines, or lines with a name that it gives another value."""
+    """The tests that may find a mutant: those that run its lines, or lines with a name that it gives another value.
+
+    Where its lines run while tests are collected, such as those of layers that all tests share, those of its room may too.
+    """
     file = mutant.file.removeprefix(f"chains{os.sep}")
-    lines, names = lines_of(source, mutant.line)
-    return reach.tests([(file, line) for line in lines] + (list(reach.users(names)) if names else []))
+    numbers, names = lines_of(source, mutant.line)
+    lines = [(file, line) for line in numbers]
+    found = reach.tests(lines + (list(reach.users(names)) if names else []))
+    if not reach.collected.isdisjoint(lines):
+        found += [test for test in reach.inside(f"{folder}/" for folder in folders_of(mutant.room)) if test not in {*found}]
+    return found
 
 
 def first_of(tests: Sequence[str], room: str) -> list[str]:

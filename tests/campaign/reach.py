@@ -7,6 +7,7 @@ Lines that run in other processes than that of the test are not seen.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -63,12 +64,16 @@ class Lines:
 class Recorder:
     """A plugin that notes the lines and the processor time of each test, and writes them at the end."""
 
-    def __init__(self, folder: Path, *, quick: bool) -> None:
-        self._lines, self._folder, self._quick = Lines(), folder, quick
+    def __init__(self, lines: Lines, folder: Path, *, quick: bool) -> None:
+        self._lines, self._folder, self._quick = lines, folder, quick
         self._numbers: dict[tuple[str, int], int] = {}
         self._tests: list[tuple[str, float]] = []
         self._reached: list[np.ndarray] = []
         self._failed: set[str] = set()
+        self._collected: list[tuple[str, int]] = []
+
+    def pytest_collection_finish(self) -> None:
+        self._collected = sorted(set(self._lines.taken()))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
@@ -89,16 +94,23 @@ class Recorder:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = Path(tempfile.mkstemp(suffix=".npz", dir=self._folder)[1])
             lengths = [len(numbers) for numbers in self._reached]
-            text = json.dumps(
-                {"tests": self._tests, "lines": list(self._numbers), "failed": sorted(self._failed), "quick": self._quick}
-            )
+            found = {"tests": self._tests, "lines": list(self._numbers), "collected": self._collected}
+            text = json.dumps(found | {"failed": sorted(self._failed), "quick": self._quick})
             np.savez_compressed(path, text=np.array(text), reached=np.concatenate(self._reached), lengths=np.array(lengths))
+
+
+LINES = pytest.StashKey[Lines]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    early_config.stash[LINES] = Lines()  # before tests/conftest.py imports the package
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not (config.getoption("numprocesses", None) and not hasattr(config, "workerinput")):
         quick = not (config.getoption("--rest") or config.getoption("--all-cases"))
-        config.pluginmanager.register(Recorder(Path(os.environ[VARIABLE]), quick=quick))
+        config.pluginmanager.register(Recorder(config.stash[LINES], Path(os.environ[VARIABLE]), quick=quick))
 
 
 class Reach:
@@ -107,6 +119,7 @@ class Reach:
     def __init__(self, folder: Path) -> None:
         self.seconds: dict[str, float] = {}
         self.quick: set[str] = set()
+        self.collected: set[tuple[str, int]] = set()  # files and lines that ran while tests were imported and collected
         self._tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))  # by file and line
         for path in folder.glob("*.npz"):
             self._read(path)
@@ -118,6 +131,7 @@ class Reach:
         failed = set(text["failed"])
         seconds = {test: seconds for test, seconds in text["tests"] if test not in failed}
         self.seconds |= seconds
+        self.collected |= {(file, line) for file, line in text["collected"]}
         self.quick |= seconds.keys() if text["quick"] else set()
         lines = [self._tests[file][number] for file, number in text["lines"]]
         for (test, _), part in zip(text["tests"], np.split(numbers, ends[:-1]), strict=True):
@@ -127,6 +141,12 @@ class Reach:
     def tests(self, lines: Iterable[tuple[str, int]]) -> list[str]:
         """The tests that reach one of these lines, by file in the package and number, those of the least time first."""
         found = {test for file, line in lines if file in self._tests for test in self._tests[file].get(line, ())}
+        return sorted(found, key=lambda test: (self.seconds[test], test))
+
+    def inside(self, folders: Iterable[str]) -> list[str]:
+        """The tests in these folders, those of the least time first."""
+        starts = tuple(folders)
+        found = [test for test in self.seconds if test.startswith(starts)]
         return sorted(found, key=lambda test: (self.seconds[test], test))
 
     def users(self, names: Iterable[str]) -> Iterator[tuple[str, int]]:
@@ -139,11 +159,16 @@ class Reach:
 
 
 def main() -> int:
-    folder, *arguments = sys.argv[1:]
-    os.environ[VARIABLE] = str(Path(folder).absolute())
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.reach", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the map is written")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of pytest")
+    given = parser.parse_args()
+    if sys.version_info < (3, 12):
+        parser.error("needs Python 3.12, whose sys.monitoring says which lines run")
+    os.environ[VARIABLE] = str(given.folder.absolute())
     with tempfile.TemporaryDirectory() as place:
         os.environ["CHAINS_CACHE"] = str(Path(place) / "cache")  # each program is compiled by the first test that has it
-        return int(pytest.main(["-p", "tests.campaign.reach", *arguments]))
+        return int(pytest.main(["-p", "tests.campaign.reach", *given.arguments]))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.house.test_contributing import OPERATIONS
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sends signals to threads")
 
-from tests.campaign import drawn, durations, exported, imports, kernels, mutants, programs, watched  # noqa: E402
+from tests.campaign import drawn, durations, exported, imports, kernels, mutants, programs, reach, watched  # noqa: E402
 
 COUNTS = {
     "programs": 12,
@@ -150,6 +151,24 @@ def test_where_a_mutant_is_reached():
     assert found == {1: ({1}, {"LIMIT"}), 3: ({3}, {"f"}), 4: ({4}, set()), 6: ({5, 6}, set()), 10: ({10}, {"size"})}
 
 
+def test_the_map_of_a_run_is_read(tmp_path):
+    found = {"tests": [["a", 0.5], ["b", 0.25], ["c", 0.1]], "lines": [["x.py", 1], ["x.py", 2]], "collected": [["y.py", 3]]}
+    text = json.dumps(found | {"failed": ["c"], "quick": True})
+    np.savez(tmp_path / "of a process.npz", text=np.array(text), reached=[0, 0, 1, 1], lengths=[1, 2, 1])
+    read = reach.Reach(tmp_path)
+    assert [read.tests([("x.py", line)]) for line in (1, 2, 3)] == [["b", "a"], ["b"], []]  # the shortest first; c has failed
+    assert (read.quick, read.collected, read.inside(["a"])) == ({"a", "b"}, {("y.py", 3)}, ["a"])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="needs Python 3.12")
+def test_the_lines_that_a_test_reaches_are_noted(tmp_path):
+    command = [sys.executable, "-m", "tests.campaign.reach", str(tmp_path), "-n", "0", "tests/support/test_axes.py"]
+    subprocess.run(command, cwd=running.ROOT, check=True, capture_output=True)
+    read = reach.Reach(tmp_path)
+    assert read.quick
+    assert read.collected
+
+
 class OneLine:
     """A map in which four tests reach each line, of which two are quick."""
 
@@ -161,8 +180,14 @@ class OneLine:
     }
     quick: ClassVar = {"tests/layers/a.py::near", "tests/layers/b.py::far"}
 
+    collected: ClassVar = {("b.py", 7)}
+
     def tests(self, lines):
         return list(self.seconds) if lines == [("a.py", 1)] else []
+
+    def inside(self, folders):
+        starts = tuple(folders)
+        return [test for test in self.seconds if test.startswith(starts)]
 
 
 def test_the_first_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
@@ -189,6 +214,15 @@ def test_the_first_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
     ]
     assert (tmp_path / "a.py").read_text() == same
     assert mutants.table([found]).splitlines()[1].split() == ["layers", "0", "1", "0"]
+
+
+def test_what_runs_while_tests_are_collected_is_reached_by_those_of_its_room():
+    source = "def f():\n" + 6 * "    g()\n"
+    found = {
+        number: mutants.reaching(mutants.Mutant(0, "layers", "chains/b.py", number, "", ""), source, OneLine())
+        for number in (6, 7)
+    }
+    assert found == {6: [], 7: ["tests/layers/b.py::far", "tests/layers/a.py::near"]}
 
 
 def test_a_test_that_fails_anyway_finds_nothing(tmp_path, monkeypatch):

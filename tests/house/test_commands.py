@@ -23,6 +23,7 @@ from benchmarks.harness import machine
 from benchmarks.problems.networks import Conv, Dense, Dropout, Flatten, Pool
 from benchmarks.studies import first_call, ports
 from chains import tanh
+from chains.backends import registry
 from tests.data.test_sequences import write_imdb
 from tests.house.test_examples import write_cifar10, write_mnist
 from tests.tools import fortran_mpi_fault, mpiexec, tool
@@ -78,6 +79,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.derived": ("--only Dense --repetitions 10", {}),
     "benchmarks.studies.elementary": (
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
+    "benchmarks.studies.assembly": ("assembly.json --every 400", {}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
     "benchmarks.studies.export": ("", {}),
     "benchmarks.studies.fits": ("--count 2 --rounds 1", {}),
@@ -97,6 +99,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
+    "benchmarks.studies.records": ("wave --seeds 0 --seconds 1e-6", {"records.ADAM": 4, "records.EVERY": 4}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.ode_fits": (
         "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
@@ -119,6 +122,7 @@ RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
     **{f"examples/{path.name}": "tests/house/test_examples.py" for path in (ROOT / "examples").glob("*.py")},
+    "benchmarks.studies.by_hand": "tests/benchmarks/test_by_hand.py",
     "docs/tutorials/equations/burgers.py": "tests/house/test_tutorials.py",
     "examples/export/make.py": "tests/exporting/test_languages.py",
     "examples/export/cortex/make.py": "tests/exporting/test_languages.py",
@@ -254,6 +258,8 @@ def test_smallest_forms_run(key, data, same_threads, tmp_path, monkeypatch, capf
         folder = "benchmarks" if name.startswith("__main__") else module.rpartition(".")[0] or "benchmarks.problems"
         monkeypatch.setattr(f"{folder}.{name}", value)
     monkeypatch.setattr(machine, "sgemm_rates", lambda: RATES)
+    monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", [module, *(word for word in rest if word != "--accuracy"), *arguments.split()])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))  # for its processes
     monkeypatch.chdir(tmp_path)

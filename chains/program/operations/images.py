@@ -9,6 +9,8 @@ from typing import Any
 from chains.program.operations.base import Operation, check_views
 from chains.program.view import View, concrete
 from chains.support.caching import lazy
+from chains.support.checks import whole
+from chains.support.messages import shown
 
 Pair = tuple[int, int]
 
@@ -25,6 +27,20 @@ class Window:
     stride: Pair = (1, 1)
     padding: tuple[Pair, Pair] = ((0, 0), (0, 0))
     dilation: Pair = (1, 1)
+
+    def __post_init__(self) -> None:
+        for name in ("size", "stride", "dilation"):
+            value = getattr(self, name)
+            if not _is_pair(value, 1):
+                raise ValueError(
+                    f"`{name}` (={shown(value)}) of a Window must be a pair of whole numbers from 1, for rows and for columns"
+                )
+        padding = self.padding
+        if not isinstance(padding, tuple) or len(padding) != 2 or not all(_is_pair(each, 0) for each in padding):
+            raise ValueError(
+                f"`padding` (={shown(padding)}) of a Window must be a pair of pairs, for rows and for columns: the entries "
+                "before and after the input, such as ((1, 1), (1, 1))"
+            )
 
     def outputs(self, inputs: Pair) -> Pair:
         """The number of window positions over an input of this height and width; not positive if the window is too large."""
@@ -54,6 +70,10 @@ class Window:
             parts.append(f"padding {_pair((self.padding[0][0], self.padding[1][0])) if even else self.padding}")
         parts += [f"dilation {_pair(self.dilation)}"] if self.dilation != (1, 1) else []
         return ", ".join(parts)
+
+
+def _is_pair(value: Any, least: int) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(whole(each, least) is not None for each in value)
 
 
 def _pair(pair: Pair) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chains.backends.cupy.fused.block import TERMS_PER_THREAD, THREADS, Block, Repetition, Stored, Unit, whole
-from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND
+from chains.backends.cupy.kernels.indexed import NUMBERS_PER_ROUND, round_lines
 from chains.backends.cupy.kernels.products import prepared
 from chains.backends.cupy.source.axes import Space, advances, count, count_text, extent_text
 from chains.backends.cupy.source.c_source import ctype
@@ -308,19 +308,9 @@ def random(block: Block, operation: Random) -> None:
         f"const int64 begin = {f'(int64)first * {out.sample_size}' if out.batched else 0};",
         f"const Index all = {count_text(space.kept)};",
     ]
-    body = [
-        f"const int64 round = begin / {NUMBERS_PER_ROUND} + i;",
-        "uint64 words[4];",
-        f"philox({state}[{key.offset}], (uint64)(round + 1), {operation.draw}ull, "
-        f"{state}[{key.offset + key.strides[0]}], words);",
-        f"for (int k = 0; k < {NUMBERS_PER_ROUND}; ++k) {{",
-        f"    const Index e = (Index)(round * {NUMBERS_PER_ROUND} + k - begin);",
-        "    if (e < 0 || e >= all) continue;",
-        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
-        *(f"    {line}" for line in space.kept_lines),
-        f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
-        "}",
-    ]
+    element = f"(Index)(round * {NUMBERS_PER_ROUND} + k - begin)"
+    round_of_numbers = round_lines(operation, space, (state, into), "(uint64)(round + 1)", element)
+    body = [f"const int64 round = begin / {NUMBERS_PER_ROUND} + i;", *round_of_numbers]
     rounds = f"(Index)((begin + all + {NUMBERS_PER_ROUND - 1}) / {NUMBERS_PER_ROUND} - begin / {NUMBERS_PER_ROUND})"
     block.add(Unit(rounds, count(space.kept, block.tile) // NUMBERS_PER_ROUND + 2, body, before), pointers, [out, key])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chains.backends.cupy.source.axes import Space, count, count_text
-from chains.backends.cupy.source.commands import HELPERS, THREADS, Command, Pointers, Source, blocks, each_element
+from chains.backends.cupy.source.commands import HELPERS, THREADS, Command, Pointers, Source, blocks, each_element, indented
 from chains.program.operations import Gather, Random, ScatterAdd
 from chains.program.view import View
 
@@ -32,22 +32,35 @@ def random(source: Source, operation: Random) -> list[Command]:
     space, pointers = Space(out.shape, [out], kept="e"), Pointers()
     state, into = pointers(key.buffer), pointers(out.buffer, write=True)
     before = f"{pointers(first[0].buffer)}[{first[0].offset}] * {out.sample_size}ull" if first else "0"
+    element = f"i * {NUMBERS_PER_ROUND} + k - (Index)(before % {NUMBERS_PER_ROUND})"
     body = [
         f"const uint64 before = {before}, counter = before / {NUMBERS_PER_ROUND} + i;",
-        "uint64 words[4];",
-        f"philox({state}[{key.offset}], counter + 1, {operation.draw}ull, {state}[{key.offset + key.strides[0]}], words);",
         f"const Index all = {count_text(space.kept)};",
-        f"for (int k = 0; k < {NUMBERS_PER_ROUND}; ++k) {{",
-        f"    const Index e = i * {NUMBERS_PER_ROUND} + k - (Index)(before % {NUMBERS_PER_ROUND});",
-        "    if (e < 0 || e >= all) continue;",
-        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
-        *(f"    {line}" for line in space.kept_lines),
-        f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
-        "}",
+        *round_lines(operation, space, (state, into), "counter + 1", element),
     ]
     body = each_element(f"({count_text(space.kept)} + {2 * NUMBERS_PER_ROUND - 2}) / {NUMBERS_PER_ROUND}", body)
     grid = lambda batch: (blocks(count(space.kept, batch) // NUMBERS_PER_ROUND + 2), 1)  # noqa: E731
     return [pointers.launch(source, "random", body, grid, label=operation.label)]
+
+
+def round_lines(operation: Random, space: Space, names: tuple[str, str], counter: str, element: str) -> list[str]:
+    """Statements that store the numbers of one counter. Number k is that of the `element`, which is left out if not inside.
+
+    `names` are the pointers to the key and to the result.
+    """
+    (out,), (key, *_), (state, into) = operation.outs, operation.ins, names
+    step = f"{state}[{key.offset + key.strides[0]}]"
+    return [
+        "uint64 words[4];",
+        f"philox({state}[{key.offset}], {counter}, {operation.draw}ull, {step}, words);",
+        f"for (int k = 0; k < {NUMBERS_PER_ROUND}; ++k) {{",
+        f"    const Index e = {element};",
+        "    if (e < 0 || e >= all) continue;",
+        "    const unsigned int bits = (unsigned int)(words[k / 2] >> (k % 2 * 32));",
+        *indented(space.kept_lines),
+        f"    {into}[{space.index_of(out)}] = (bits >> 8) * (1.0f / 16777216.0f);",
+        "}",
+    ]
 
 
 def gather(source: Source, operation: Gather) -> list[Command]:

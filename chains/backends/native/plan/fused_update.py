@@ -61,7 +61,7 @@ class _Update:
     def of_one(self, step: PlanStep) -> tuple[PlanStep, ...]:
         """This update of the elements that a step sums up, by maps that compute the sum for one sample."""
         (out,), ins = step.operation.outs, step.operation.ins
-        factors = (replace(ins[0], shape=out.shape, strides=ins[0].strides[1:]),)
+        factors: tuple[View, ...] = (replace(ins[0], shape=out.shape, strides=ins[0].strides[1:]),)
         if isinstance(step.operation, MatMul):
             axes = (ins[0].strides[0], 0), (0, ins[1].strides[1])
             factors = tuple(replace(view, shape=out.shape, strides=each) for view, each in zip(ins, axes, strict=True))
