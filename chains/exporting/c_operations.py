@@ -170,7 +170,9 @@ def nested(loops: Sequence[tuple[str, Extent]], body: Sequence[str]) -> Lines:
 
 
 def lines_of(operation: Operation, context: Context) -> Lines:
-    """The statements of an operation. Raises KeyError for an unknown one."""
+    """The statements of an operation. Raises NotImplementedError for one without a row of `WRITERS`."""
+    if type(operation) not in WRITERS:
+        raise NotImplementedError(f"exported C has no operation `{operation.name}` ({operation.label}): export an object file")
     return WRITERS[type(operation)](operation, context)
 
 

@@ -56,10 +56,8 @@ class Names(SimpleNamespace):
 
     def __getattr__(self, name: str) -> Any:
         declared = [other for other in vars(self) if other != "children"]
-        raise AttributeError(
-            f"`{self._prefix}.{name}`: {self._layer}.declare declares no {self._what} of that name, but {listed(declared)}"
-            f"{meant(name, declared)}"
-        )
+        of_that_name = f" of that name, but {listed(declared)}{meant(name, declared)}" if declared else ""
+        raise AttributeError(f"`{self._prefix}.{name}`: {self._layer}.declare declares no {self._what}{of_that_name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(

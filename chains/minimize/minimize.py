@@ -23,9 +23,10 @@ from chains.minimize.result import Result
 from chains.minimize.rows import LIMIT, CompiledFits, run_compiled
 from chains.minimize.spread import warn_of_spread
 from chains.minimize.stopping import CONVERGED, FALLS_LITTLE, SUCCESSES, Limits
+from chains.support.arguments import check_finite
 from chains.support.arrays import as_array
 from chains.support.checks import check_count, check_flags, check_number, check_word, takes, with_hints
-from chains.support.memory import HOST, memory_of
+from chains.support.memory import HOST, memory_of, on_host
 from chains.support.messages import counted, shown
 from chains.support.progress import Progress
 
@@ -58,10 +59,10 @@ def minimize(
     gtol : float
         The method has converged when the gradient's largest entry is at most this. For "LM", when the gradient and the next
         step promise to lower the value by at most ``4 * gtol**2`` of the loss's size, the larger of r'r / 2 and p'J'Jp / 2 for
-        residuals r and their Jacobian J, and the next step by at most 3 % of the value. So no unit matters,
+        residuals r and their Jacobian J, and the next step by at most 3 % of the value. So no unit matters.
     ftol : float, optional
-        or when an iteration lowers the value by at most `ftol` times max(abs(value), 1), for "LM" times the loss's size: by
-        default 2.2e-9 for "L-BFGS" and never for the others, as in SciPy.
+        It has also converged when an iteration lowers the value by at most `ftol` times max(abs(value), 1), for "LM" times
+        the loss's size. By default 2.2e-9 for "L-BFGS" and none for the others, as in SciPy.
     maxiter : int, optional
         The largest number of iterations: by default 200 n for "BFGS" and "SSBroyden", 15,000 for "L-BFGS", 1,000 for "LM".
     bounds : tuple (low, high), optional
@@ -101,7 +102,7 @@ def minimize(
     if p.ndim not in (1, 2):
         raise ValueError(f"`p` must be a vector, or rows that are vectors, got shape {p.shape}")
     if p.size and not bool(abs(p).max() < math.inf):
-        raise ValueError("`p` must be finite, but holds an infinity or NaN")
+        check_finite(np.dtype(np.float64), p=on_host(p))
     check_word("method", method, "BFGS", "SSBroyden", "L-BFGS", "LM")
     check_count("memory", memory)
     check_count("maxiter", 0 if maxiter is None else maxiter, 0)
@@ -250,7 +251,7 @@ def _checked_state(state: Any, method: str, p: Array) -> Array:
     if not fits:
         raise ValueError(f"`state` has shape {state.shape}, but the method {method!r} takes {wanted} for {n} parameters")
     if state.size and not bool(abs(state).max() < math.inf):
-        raise ValueError("`state` must be finite, but holds an infinity or NaN")
+        check_finite(np.dtype(np.float64), state=on_host(state))
     return memory_of(p).contiguous(state, np.float64)
 
 

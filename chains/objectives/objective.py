@@ -327,7 +327,8 @@ class Objective:
 
     def __repr__(self) -> str:
         text = f"objective of {counted(self.n_params, 'parameter')} on {counted(self.batch, 'sample')}"
-        return f"<{text}, forward Jacobian>" if self.jacobian_direction == jacobian_direction.FORWARD else f"<{text}>"
+        residuals = self._second is not None and self._second.has_residuals
+        return f"<{text}, {self.jacobian_direction} Jacobian>" if residuals else f"<{text}>"
 
 
 def _remade(make: Callable[..., Objective], x: Any, t: Any, options: dict[str, Any]) -> Objective:

@@ -109,9 +109,14 @@ class SecondOrder:
             calls.forward(self.network, x, p, lengths_in(data, part), data.get("state"), "eval", 0, y)
         return y - self._targets(data, part)
 
+    @property
+    def has_residuals(self) -> bool:
+        """Whether the value is half the sum of squares of residuals."""
+        return type(self.loss) in (SquaredLoss, MSELoss, ResidualLoss) and self.penalty is None
+
     def factors(self, data: Mapping[str, Any]) -> np.ndarray:
         """The factors of the residuals that make half the sum of their squares the loss; 0 after a sample's length."""
-        if type(self.loss) not in (SquaredLoss, MSELoss, ResidualLoss) or self.penalty is not None:
+        if not self.has_residuals:
             beside = "" if self.penalty is None else f" with {self.penalty!r}"
             raise ValueError(
                 "residuals are those of SquaredLoss, MSELoss or a ResidualProblem's loss without a penalty, not of "

@@ -477,6 +477,8 @@ class Recorder:
         operation : Operation
             One of `chains.program.operations`. Without a label, it gets that of the layer.
         """
+        if not isinstance(operation, Operation):
+            raise TypeError(f"ops.record takes an Operation of chains.program.operations, got {shown(operation)}")
         operation.check()
         if self._label and not operation.label:
             operation = replace(operation, label=self._label)

@@ -314,6 +314,8 @@ class View:
     def within(self, memory: np.ndarray) -> np.ndarray:
         """The view's elements for one sample at the first step, in an array with an entry for each element of the buffer."""
         lengths = [n.per_sample if isinstance(n, Batch) else n for n in self.shape]
+        if 0 in lengths:  # NumPy takes no strides past the end, where an empty part may begin
+            return np.empty(lengths, memory.dtype)
         size = memory.itemsize
         return np.ndarray(lengths, memory.dtype, memory, self.offset * size, [stride * size for stride in self.strides])
 

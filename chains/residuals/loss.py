@@ -67,8 +67,8 @@ class Tracer:
     outputs: tuple[str, ...]
     data: tuple[str, ...]
 
-    def residual(self, number: int, function: Callable[..., Any], data: Iterable[str]) -> Residual:
-        what = f"the residual of term {number}"
+    def residual(self, label: str, function: Callable[..., Any], data: Iterable[str]) -> Residual:
+        what = f"the residual of {label}"
         pieces: dict[Piece, int] = {}
         arguments = self._arguments(what, function, [*self.outputs, *self.coordinates, *data])
         fixed = [*self.coordinates, *self.data]

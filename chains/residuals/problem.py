@@ -46,15 +46,18 @@ class Term:
     weight : float, or array, shape (n,)
         A factor of the mean of the squared residuals, or a factor of each square. At a point of weight 0 the data may be NaN:
         so one of two states can be observed.
+    name : str, optional
+        What tables and messages call the term. By default it is "term" and its position in the problem, from 0.
     """
 
     residual: Callable[..., Any]
     points: Any
     data: Mapping[str, Any] | None = None
     weight: Any = 1.0
+    name: str | None = None
 
     def __repr__(self) -> str:
-        name = getattr(self.residual, "__name__", shown(self.residual))
+        name = self.name or getattr(self.residual, "__name__", shown(self.residual))
         data = f", data {', '.join(self.data)}" if self.data else ""
         return f"<term: {name} at {shown(self.points)}{data}, weight {shown(self.weight)}>"
 
@@ -112,10 +115,13 @@ class ResidualProblem:
         self.terms = () if isinstance(terms, Term) else tuple(terms)
         if not self.terms or not all(isinstance(term, Term) for term in self.terms):
             raise TypeError(f"`terms` (={shown(terms)}) must be a list of Term(residual, points), at least one")
+        labels = _labels(self.terms)
         twice = {name for name in self.coordinates if name in self.outputs}
         if twice:
             raise ValueError(f"`{min(twice)}` is the name of a coordinate and of an output")
-        data = tuple(dict.fromkeys(name for number, term in enumerate(self.terms) for name in _data_names(term, number)))
+        data = tuple(
+            dict.fromkeys(name for label, term in zip(labels, self.terms, strict=True) for name in _data_names(term, label))
+        )
         self.points, self.t = _arrays(self.terms, len(self.coordinates), data)
         tracer = Tracer(self.coordinates, self.outputs, data)
         shape = None if transform is None else tracer.transform(transform)
@@ -123,13 +129,20 @@ class ResidualProblem:
             self.coordinates,
             self.outputs,
             data,
-            tuple(tracer.residual(k, term.residual, term.data or ()) for k, term in enumerate(self.terms)),
+            tuple(
+                tracer.residual(label, term.residual, term.data or ()) for label, term in zip(labels, self.terms, strict=True)
+            ),
             shape,
         )
         if scales is not None:
             given = given_scales(scales, self.coordinates, self.outputs)
             self.loss = replace(self.loss, scales=find_scales(self.loss, self._sampled(), given))
         self.x = self._inward(self.points)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What messages call each term: its name, or "term" and its position."""
+        return _labels(self.terms)
 
     @property
     def scales(self) -> Scales | None:
@@ -239,12 +252,12 @@ class ResidualProblem:
             r = net.objective(self._inward(x), t, self.loss).residuals(p)
             sizes = np.linalg.norm(r.reshape(len(x), -1), axis=1)
         terms, begin = [], 0
-        for number, (term, pool) in enumerate(zip(self.terms, pools, strict=True)):
+        for label, term, pool in zip(self.labels, self.terms, pools, strict=True):
             rows = slice(begin, begin + len(pool.points))
             begin = rows.stop
             if pool is not term:
-                density = _density(sizes[rows], k, c, number)
-                pool = _drawn(pool, density, len(term.points), rng, number)
+                density = _density(sizes[rows], k, c, label)
+                pool = _drawn(pool, density, len(term.points), rng, label)
             terms.append(pool)
         problem = copy.copy(self)
         problem.terms = tuple(terms)
@@ -260,9 +273,7 @@ class ResidualProblem:
         if not isinstance(candidates, (list, tuple)) or len(candidates) != count:
             wanted = "an array of points" if count == 1 else f"a list of {count}: an array of points, or None, for each term"
             raise TypeError(f"`candidates` (={shown(candidates)}) must be {wanted}")
-        return tuple(
-            _pool(term, given, number) for number, (term, given) in enumerate(zip(self.terms, candidates, strict=True))
-        )
+        return tuple(map(_pool, self.terms, candidates, self.labels))
 
     def __repr__(self) -> str:
         names = f"{', '.join(self.outputs)} in {', '.join(self.coordinates)}"
@@ -278,62 +289,75 @@ def _names(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _labels(terms: Sequence[Term]) -> tuple[str, ...]:
+    """What messages call each term. Raises TypeError or ValueError for names that are no words, and for a name of two terms."""
+    for term in terms:
+        if term.name is not None and not (isinstance(term.name, str) and term.name.strip()):
+            raise TypeError(f'`name` (={shown(term.name)}) of a term must be a word such as "start"')
+    found = tuple(f"term {number}" if term.name is None else term.name for number, term in enumerate(terms))
+    for number, name in enumerate(found):
+        if name in found[:number]:
+            raise ValueError(f"two terms have the name {shown(name)}: each needs its own")
+    return found
+
+
 def _arrays(terms: Sequence[Term], coordinates: int, data: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The points of all terms; for each point, a weight of each term and a number of each name in `data`."""
-    points = [_points(term, coordinates, number) for number, term in enumerate(terms)]
+    labels = _labels(terms)
+    points = [_points(term, coordinates, label) for label, term in zip(labels, terms, strict=True)]
     total = sum(map(len, points))
     t = np.zeros((total, len(terms) + len(data)))
     begin = 0
     for number, (term, own) in enumerate(zip(terms, points, strict=True)):
         rows = slice(begin, begin + len(own))
-        weights = _weights(term.weight, len(own), number)
+        weights = _weights(term.weight, len(own), labels[number])
         t[rows, number] = weights * total / len(own)
         for name, values in (term.data or {}).items():
-            column = _values(name, values, len(own), number)
+            column = _values(name, values, len(own), labels[number])
             kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
             t[rows, len(terms) + data.index(name)] = np.where(weights == 0, kept, column)
         begin = rows.stop
     return np.concatenate(points), t
 
 
-def _pool(term: Term, given: Any, number: int) -> Term:
+def _pool(term: Term, given: Any, label: str) -> Term:
     """The term at the candidates `given`, or as it is for None."""
     if given is None:
         return term
     advice = "pass dataclasses.replace(term, points=..., data=..., weight=...)"
     if not isinstance(given, Term):
         if term.data:
-            raise ValueError(f"term {number} has data, and its candidates have none: {advice}")
+            raise ValueError(f"{label} has data, and its candidates have none: {advice}")
         if np.ndim(term.weight):
-            raise ValueError(f"term {number} has a weight for each point, and its candidates have none: {advice}")
+            raise ValueError(f"{label} has a weight for each point, and its candidates have none: {advice}")
         return replace(term, points=given)
     if given.residual is not term.residual:
-        raise ValueError(f"the candidates of term {number} have another residual than the term: {advice}")
-    names, wanted = _data_names(given, number), _data_names(term, number)
+        raise ValueError(f"the candidates of {label} have another residual than the term: {advice}")
+    names, wanted = _data_names(given, label), _data_names(term, label)
     if set(names) != set(wanted):
-        raise ValueError(f"the candidates of term {number} have the data {names}, and the term {wanted}: {advice}")
+        raise ValueError(f"the candidates of {label} have the data {names}, and the term {wanted}: {advice}")
     if not np.ndim(term.weight) and (np.ndim(given.weight) or given.weight != term.weight):
         raise ValueError(
-            f"the candidates of term {number} have the weight {shown(given.weight)}, and the term {term.weight}: {advice}"
+            f"the candidates of {label} have the weight {shown(given.weight)}, and the term {term.weight}: {advice}"
         )
-    return given
+    return replace(given, name=term.name)
 
 
-def _density(r: np.ndarray, k: float, c: float, number: int) -> np.ndarray:
+def _density(r: np.ndarray, k: float, c: float, label: str) -> np.ndarray:
     """The unnormalised probabilities of candidates with residuals `r`."""
     wrong = ~np.isfinite(r)
     if wrong.any():
-        raise ValueError(f"the residual of term {number} is {r[wrong][0]} at candidate {int(np.argmax(wrong))}")
+        raise ValueError(f"the residual of {label} is {r[wrong][0]} at candidate {int(np.argmax(wrong))}")
     powers = (r / r.max()) ** k if r.any() else np.ones_like(r)
     return powers / powers.mean() + c
 
 
-def _drawn(pool: Term, density: np.ndarray, count: int, rng: np.random.Generator, number: int) -> Term:
+def _drawn(pool: Term, density: np.ndarray, count: int, rng: np.random.Generator, label: str) -> Term:
     """The term at `count` of its candidates."""
     possible = np.count_nonzero(density)
     if possible < count:
         zero = "" if possible == len(density) else f", of which {len(density) - possible} have a residual of 0: pass c=1"
-        raise ValueError(f"term {number} has {counted(count, 'point')}, but {counted(len(density), 'candidate')}{zero}")
+        raise ValueError(f"{label} has {counted(count, 'point')}, but {counted(len(density), 'candidate')}{zero}")
     picked = rng.choice(len(density), count, replace=False, p=density / density.sum())
 
     def at_picked(values: Any) -> Any:
@@ -343,24 +367,22 @@ def _drawn(pool: Term, density: np.ndarray, count: int, rng: np.random.Generator
     return replace(pool, points=at_picked(pool.points), data=data, weight=at_picked(pool.weight))
 
 
-def _data_names(term: Term, number: int) -> list[str]:
+def _data_names(term: Term, label: str) -> list[str]:
     if term.data is not None and not isinstance(term.data, Mapping):
-        raise TypeError(f'the `data` of term {number} (={shown(term.data)}) must be arrays by name, such as {{"k": k}}')
+        raise TypeError(f'the `data` of {label} (={shown(term.data)}) must be arrays by name, such as {{"k": k}}')
     return [*(term.data or ())]
 
 
-def _points(term: Term, coordinates: int, number: int) -> np.ndarray:
+def _points(term: Term, coordinates: int, label: str) -> np.ndarray:
     if callable(term.points):
-        raise TypeError(f"the `points` of term {number} are a function: write Term(residual, points)")
+        raise TypeError(f"the `points` of {label} are a function: write Term(residual, points)")
     points = np.asarray(term.points)
     if points.ndim != 2 or points.shape[1] != coordinates or not len(points):
-        raise ValueError(
-            f"the `points` of term {number} have shape {points.shape}: wanted (n, {coordinates}), at least one point"
-        )
+        raise ValueError(f"the `points` of {label} have shape {points.shape}: wanted (n, {coordinates}), at least one point")
     return points.astype(np.float64)
 
 
-def _weights(weight: Any, count: int, number: int) -> np.ndarray:
+def _weights(weight: Any, count: int, label: str) -> np.ndarray:
     """The weight of each point. Raises TypeError or ValueError unless it is a positive number, or one number from 0 for each
     point.
     """
@@ -368,15 +390,15 @@ def _weights(weight: Any, count: int, number: int) -> np.ndarray:
         check_number("weight", weight, "in (0, inf)")
     weights = np.asarray(weight, np.float64)
     if weights.shape not in ((), (count,)):
-        raise ValueError(f"`weight` of term {number} has shape {weights.shape}, but there are {count} points")
+        raise ValueError(f"`weight` of {label} has shape {weights.shape}, but there are {count} points")
     wrong = weights[~((weights >= 0) & (weights < np.inf))]
     if wrong.size:
-        raise ValueError(f"`weight` of term {number} must be zero or positive, and finite, at each point, got {wrong[0]}")
+        raise ValueError(f"`weight` of {label} must be zero or positive, and finite, at each point, got {wrong[0]}")
     return np.broadcast_to(weights, (count,))
 
 
-def _values(name: str, values: Any, count: int, number: int) -> np.ndarray:
+def _values(name: str, values: Any, count: int, label: str) -> np.ndarray:
     array = np.asarray(values, np.float64)
     if array.shape not in ((), (count,)):
-        raise ValueError(f"`{name}` of term {number} has shape {array.shape}, but there are {count} points")
+        raise ValueError(f"`{name}` of {label} has shape {array.shape}, but there are {count} points")
     return np.broadcast_to(array, (count,))

@@ -115,7 +115,7 @@ class AdaptiveWeights:
             own[:, [k for k in range(count) if k != number]] = 0.0
             norms[number] = np.linalg.norm(net.value_and_grad(p, problem.x, own, problem.loss)[1])
         if not np.isfinite(norms).all():
-            raise ValueError(f"the gradient of term {np.argmax(~np.isfinite(norms))} is not finite")
+            raise ValueError(f"the gradient of {problem.labels[np.argmax(~np.isfinite(norms))]} is not finite")
         wanted = norms.mean() / np.maximum(norms, 1e-12 * norms.max()) if norms.any() else np.ones(count)
         self.factors = wanted if self.factors is None else 0.9 * self.factors + 0.1 * wanted
         return self.factors

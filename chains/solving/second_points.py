@@ -6,6 +6,7 @@ A network can fit the points of its training and do anything between them. So `s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chains.residuals.problem import ResidualProblem
+from chains.solving.growth import growth
 from chains.support import streams
 
 GROUP = 2000  # points whose distances are computed at once
@@ -25,6 +27,7 @@ LARGEST_RESIDUAL = 3e-3  # as a share of its size
 LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their deviation
 LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
 FURTHER = 8  # sets of further points that have to confirm a success
+MOST_GROWTH = 100.0  # from the start to the end, above which a solution that is not right is said to grow
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
 
@@ -42,7 +45,7 @@ def fresh_points(points: np.ndarray, others: np.ndarray, rng: np.random.Generato
         The choice of neighbours, and of the places between them.
     """
     extent = np.ptp(points, axis=0)
-    if len(points) < FEWEST:
+    if len(points) < FEWEST or _are_faces(points[:, extent > 0.0]):
         return None
     middle, unit = points.mean(axis=0), np.where(extent > 0.0, extent, 1.0)
     local = (points - middle) / unit
@@ -50,7 +53,11 @@ def fresh_points(points: np.ndarray, others: np.ndarray, rng: np.random.Generato
     axes = axes[sizes > FLAT * sizes[0]]
     local = local @ axes.T
     places = _Places(local)
-    if not len(axes) or not _fills(places(local[rng.permutation(len(local))[:GROUP]])):
+    if (
+        not len(axes)
+        or _is_quadric(local[rng.permutation(len(local))[:GROUP]])
+        or not _fills(places(local[rng.permutation(len(local))[:GROUP]]))
+    ):
         return None
     edges = (others - middle) / unit @ axes.T if len(axes) == points.shape[1] else local
     count = len(local) // EDGES if len(others) else 0
@@ -83,6 +90,29 @@ def _nearest(points: np.ndarray, others: np.ndarray, count: int) -> np.ndarray:
     return np.argpartition(squares, count, axis=1)[:, :count]
 
 
+def _are_faces(points: np.ndarray) -> bool:
+    """Whether all points are on faces of a box, as those of conditions on all sides are."""
+    if points.shape[1] < 2:
+        return False
+    low, high = points.min(axis=0), points.max(axis=0)
+    near = FLAT * (high - low)
+    return bool(((points <= low + near) | (points >= high - near)).any(axis=1).all())
+
+
+def _is_quadric(points: np.ndarray) -> bool:
+    """Whether a polynomial of degree two vanishes at all points: on a sphere, a cylinder, or two planes.
+
+    In several dimensions, few points on a sphere have neighbours on all sides.
+    """
+    numbers = np.column_stack([np.ones(len(points)), points])
+    first, second = np.triu_indices(numbers.shape[1])
+    terms = numbers[:, first] * numbers[:, second]
+    if len(terms) <= terms.shape[1]:
+        return False
+    sizes = np.linalg.svd(terms / np.linalg.norm(terms, axis=0), compute_uv=False)
+    return bool(sizes[-1] < FLAT * sizes[0])
+
+
 def _fills(local: np.ndarray) -> bool:
     """Whether the neighbours of most points are on all sides, as in a region of this dimension."""
     count = 2 * local.shape[1] + 1
@@ -103,6 +133,8 @@ class Verdict:
     further: np.ndarray  # the same, or what it is at further points if these are more
     relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
     change: float  # of the outputs in the last long round and after it, as a share of their deviation
+    labels: tuple[str, ...]  # of the terms
+    growth: float = 0.0  # the logarithm of that of the outputs, by the equations
 
     @property
     def differing(self) -> list[int]:
@@ -118,13 +150,23 @@ class Verdict:
 
     def sentence(self) -> str:
         """What a small loss means here, or what is wrong."""
+        if not self.success and self.growth > math.log(MOST_GROWTH):
+            return f"{self._wrong()}; {self._growing()}"
+        return self._wrong()
+
+    def _growing(self) -> str:
+        times = f"1e{self.growth / math.log(10.0):.0f}"
+        return (
+            f"by the equations, outputs can grow {times} times from their start: solve for the logarithm of what grows, give "
+            "the `scales` of the others, or take windows of time, each from the end of the one before"
+        )
+
+    def _wrong(self) -> str:
         if not self.relative <= LARGEST_RESIDUAL:
             differing = self._larger(self.further)
             if differing:
-                terms = ", ".join(map(str, differing))
-                return (
-                    f"the residual of term {terms} is larger between its points than at them: take more points, or `candidates`"
-                )
+                terms = ", ".join(self.labels[k] for k in differing)
+                return f"the residual of {terms} is larger between its points than at them: take more points, or `candidates`"
             advice = "more iterations, a wider network, or a shorter interval may help"
             return f"the residual is {self.relative:.1g} of its size: {advice}"
         if not self.change <= LARGEST_CHANGE:
@@ -183,7 +225,10 @@ class Judge:
         if relative <= LARGEST_RESIDUAL and self.free:
             further = np.maximum(second, np.mean([self._losses(p, each) for each in self._further(p, number)], axis=0))
             relative = self._relative(further, tightened)
-        return Verdict(self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)))
+        verdict = Verdict(
+            self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)), self.problem.labels
+        )
+        return verdict if verdict.success else replace(verdict, growth=growth(self.net, p, self.problem))
 
     def _relative(self, second: np.ndarray, tightened: np.ndarray) -> float:
         """The largest root of a mean squared residual, as a share of its term's size."""

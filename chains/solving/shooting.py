@@ -22,7 +22,7 @@ from chains.losses import SquaredLoss
 from chains.minimize.minimize import BAR_DELAY_SECONDS, minimize
 from chains.minimize.result import Result
 from chains.objectives.objective import Objective
-from chains.support.arguments import check_params
+from chains.support.arguments import check_finite, check_params
 from chains.support.arrays import as_numpy
 from chains.support.checks import check_count, check_is, check_number
 from chains.support.messages import counted
@@ -288,8 +288,7 @@ def _checked_constants(ode: ODE, given: Any, series: int) -> np.ndarray:
     found = np.zeros((series, 0)) if given is None else np.array(as_numpy("given", given), np.float64)
     if found.shape != (series, ode.given):
         raise ValueError(f"`given` must have shape {(series, ode.given)}, a row for each series, got {found.shape}")
-    if not np.isfinite(found).all():
-        raise ValueError("`given` must be finite, but holds an infinity or NaN")
+    check_finite(found.dtype, given=found)
     return found
 
 

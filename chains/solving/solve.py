@@ -93,7 +93,9 @@ class Solution:
     def __repr__(self) -> str:
         columns = {"loss": self.loss, "second": self.second, **self.metrics}
         if self.terms and len(self.terms[0]) > 1:
-            columns |= {f"term {k}": [*values] for k, values in enumerate(zip(*self.terms, strict=True))}
+            columns |= {
+                name: [*values] for name, values in zip(self.problem.labels, zip(*self.terms, strict=True), strict=True)
+            }
         for name in self.weights[-1] if self.weights else ():
             columns[name] = [each.get(name, 1.0) for each in self.weights]
         lines = ["  ".join(["iterations", f"{'seconds':>9}", *(f"{name:>12}" for name in columns)])]

@@ -61,7 +61,7 @@ SETTINGS = {
     "ODE-method": (lambda: chains.ODE(RATE, (0, 1), "rk5"), "`method` (='rk5')"),
     "ODE-steps": (lambda: chains.ODE(RATE, (0, 1), steps=0), "`steps` (=0)"),
     "ODE-descending": (lambda: chains.ODE(RATE, (0, 2, 2)), "`times` must ascend, but 2 comes after 2"),
-    "ODE-infinite": (lambda: chains.ODE(RATE, (0, math.inf)), "`times` must be finite, but time 1 is not"),
+    "ODE-infinite": (lambda: chains.ODE(RATE, (0, math.inf)), "`times` must be finite, got inf at index (1,)"),
     "ODE-one-time": (lambda: chains.ODE(RATE, (0,)), "`times` has shape (1,)"),
     "ODE-text": (lambda: chains.ODE(RATE, "now"), "`times` (='now')"),
     "ODE-number": (lambda: chains.ODE(RATE, 1.5), "`times` (=1.5) must be a sequence of times or a whole number"),

@@ -12,8 +12,11 @@ import pytest
 
 from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, Flatten, Softmax, SquaredLoss, tanh
 from chains.backends.numpy.backend import NumpyBackend
+from chains.exporting.c_operations import Context, lines_of
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
+from chains.program.operations import Operation
+from chains.program.recorder import Recorder
 from tests.exporting.support import Functions, data, interface, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
 from tests.tools import tool
@@ -155,6 +158,15 @@ def test_source_is_written_without_llvm(tmp_path):
     assert "model_step" in path.read_text()
     assert path.with_suffix(".h").exists()
     assert path.with_suffix(".f90").exists()
+
+
+def test_operations_without_c_are_named():
+    class Strange(Operation):
+        pass
+
+    ops = Recorder("strange", np.float32)
+    with pytest.raises(NotImplementedError, match=r"exported C has no operation `strange` \(0\.Odd\): export an object file"):
+        lines_of(Strange((ops.external("out", (), role="output"),), (), label="0.Odd"), Context("model"))
 
 
 def test_four_products_are_added_at_once():

@@ -79,6 +79,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.derived": ("--only Dense --repetitions 10", {}),
     "benchmarks.studies.elementary": (
         "", {"elementary.TIMES": 1, "elementary.SAMPLES": 1, "elementary.FUNCTIONS": {"tanh": tanh}}),
+    "benchmarks.studies.assembly": ("assembly.json --every 400", {}),
     "benchmarks.studies.estimators": ("--seeds 1 --folds 2 --data wine", {}),
     "benchmarks.studies.export": ("", {}),
     "benchmarks.studies.fits": ("--count 2 --rounds 1", {}),
@@ -98,10 +99,14 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
+    "benchmarks.studies.records": ("wave --seeds 0 --seconds 1e-6", {"records.ADAM": 4, "records.EVERY": 4}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.ode_fits": (
         "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
              "ode_fits.SECONDS": np.linspace(0.0, 1.0, 3)}),
+    "benchmarks.studies.whole_fits": (
+        "building --starts 1 --peers chains",
+        {"whole_fits.MOST": {"LM": 2, "BFGS": 2, "Adam": 2}, "whole_fits.THIN": 12}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),
@@ -117,6 +122,7 @@ RATES = {"1 thread": 1.0, "all threads": 1.0}
 # The tests that run the others.
 ELSEWHERE = {
     **{f"examples/{path.name}": "tests/house/test_examples.py" for path in (ROOT / "examples").glob("*.py")},
+    "benchmarks.studies.by_hand": "tests/benchmarks/test_by_hand.py",
     "docs/tutorials/equations/burgers.py": "tests/house/test_tutorials.py",
     "examples/export/make.py": "tests/exporting/test_languages.py",
     "examples/export/cortex/make.py": "tests/exporting/test_languages.py",

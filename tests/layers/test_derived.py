@@ -293,6 +293,15 @@ def plain_rnn(ops, x, y, p, s):
         ops.copy(at.now(y, 1), s.h)
 
 
+def largest_carried(ops, x, y, p, s):
+    """The largest entry of what a step changes."""
+    ops.copy(s.h, p.b)
+    with ops.loop(x.shape[1]) as at:
+        ops.max(s.a, s.h)
+        ops.map(s.h, lambda h, m, w: h * m + w, s.h, s.a, p.w)
+        ops.map(at.now(y, 1), lambda h, x: h * x, s.h, at.now(x, 1))
+
+
 def moving_average(ops, x, y, p, s):
     ops.fill(y, 0.0)
     with ops.loop(x.shape[1], backwards=True) as at:
@@ -356,6 +365,7 @@ def within(ops, x, y, p, s):
 
 
 WITH_A_LOOP = {
+    "largest carried": ((2, 3), Plain((2, 3), {"w": (3,), "b": (3,)}, {"h": (3,), "a": (1,)}, largest_carried)),
     "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
     "within": ((3, 2), Plain((2,), {"w": (3, 2)}, {"h": (2,)}, within)),
     "in and out": ((3, 2), Plain((3, 2), {"w": (3, 2)}, {"h": (2,)}, in_and_out)),
@@ -543,6 +553,10 @@ class Within(Layer):
             s.children[0].forward(ops, at.now(x, 1), at.now(y, 1))
 
 
+def named(ops, x, y, p, s):
+    ops.record("sum")
+
+
 class Centred(Cell):
     def declare(self, d):
         d.carry("h", d.input)
@@ -555,7 +569,10 @@ class Centred(Cell):
 
 WRONG = [
     (ValueError, "`map` overwrites `0.h`, or a part of it, which the derived pullback reads", (3,), OverPart()),
-    (NotImplementedError, "no rule for the pullback of `max_pool_input`: write the layer's pullback", (3,), pooled),
+    (NotImplementedError, "of `max_pool_input`: write the layer's pullback, or `PoolInput.transpose`", (3,), pooled),
+    (AttributeError, "declares no scratch arrays of that name, but h", (3,), lambda ops, x, y, p, s: s.k),
+    (AttributeError, "declares no parameters\n", (3,), Plain((3,), {}, {}, lambda ops, x, y, p, s: p.w)),
+    (TypeError, "ops.record takes an Operation of chains.program.operations, got 'sum'", (3,), named),
     (NotImplementedError, "no rule for the pullback of a `loop` that leaves steps out", (3,), leaving_out),
     (NotImplementedError, "a `loop` that writes to `y` in a part for each step and uses it as a whole", (3,), whole_in_a_loop),
     (ValueError, "every step of a loop would draw the same numbers", (3,), drawn_in_a_loop),

@@ -31,6 +31,12 @@ def test_few_times_are_printed(times, text):
     assert repr(ODE(Dense(2, 2), times)).endswith(f", {text}, method='tsit5', steps=1)")
 
 
+def test_one_jump_is_printed_as_a_tuple():
+    layer = ODE(Dense(2, 2), (0, 1), rtol=1e-3, jumps=[0.5])
+    assert repr(layer).endswith(", jumps=(0.5,))")
+    assert repr(eval(repr(layer), {"ODE": ODE, "Dense": Dense})) == repr(layer)
+
+
 def test_the_default_of_max_steps_fits_many_times():
     """Steps end at each of the times, so that 257 intervals need 257 steps at least."""
     times = np.linspace(0.0, 6.0, 400)

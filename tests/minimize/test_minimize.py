@@ -209,7 +209,7 @@ def bowl(p):
         ((bowl, np.ones(2), "L-BFGS"), {"bounds": (None, -np.inf)}, r"a number between them.*got \(-inf, -inf\)"),
         ((bowl, np.ones(2), "L-BFGS"), {"bounds": (np.ones(3), 4.0)}, r"that broadcast to the shape of `p`, \(2,\)"),
         ((bowl, np.ones(2, complex)), {}, "`p` must be real, got complex128"),
-        ((bowl, [1.0, np.nan]), {}, "`p` must be finite, but holds an infinity or NaN"),
+        ((bowl, [1.0, np.nan]), {}, r"`p` must be finite, got nan at index \(1,\)"),
         ((bowl, np.ones(2)), {"maxiter": 2.5}, r"`maxiter` \(=2.5\) must be a whole number, 0 or more"),
         ((bowl, np.ones(2)), {"maxiter": -1}, r"`maxiter` \(=-1\)"),
         ((bowl, np.ones(2)), {"memory": 0}, r"`memory` \(=0\) must be a positive whole number"),

@@ -59,8 +59,8 @@ def test_the_copy_of_a_right_side_has_room_for_whole_vectors(columns, dtype):
     """It is the last of a tile's memory, behind which lies what belongs to others."""
     for lanes in (2, 4, 8, 16):
         operation = stacks((3, 4, columns), np.dtype(dtype), (False, True)).operations[-1]
-        assert workspace(operation, lanes) == 4 * -(-columns // lanes) * lanes
-        assert workspace(stacks((3, 4, columns), np.dtype(dtype)).operations[-1], lanes) == 0
+        assert workspace(operation, lanes, 16) == 4 * -(-columns // lanes) * lanes
+        assert workspace(stacks((3, 4, columns), np.dtype(dtype)).operations[-1], lanes, 16) == 0
 
 
 def test_a_copy_in_a_loop_has_room_too():
@@ -73,7 +73,7 @@ def test_a_copy_in_a_loop_has_room_too():
     program, processor = ops.finish(), Processor("avx2", 32, 16, "", "")
     plan = plan_of(program, processor)
     (product,) = (each for each in all_operations(program.operations) if isinstance(each, BatchMatMul))
-    assert plan.tile_bytes - plan.workspace_offset == 4 * workspace(product, plan.lanes) > 0
+    assert plan.tile_bytes - plan.workspace_offset == 4 * workspace(product, plan.lanes, processor.registers) > 0
 
 
 def test_a_tile_of_attention_is_a_few_samples():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from chains import Chain, Dense, ResidualProblem, Term, tanh
+from chains import Chain, Dense, ResidualProblem, Term, solve, tanh
+from chains.solving.growth import growth
 from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points
 
 NONE = np.empty((0, 2))
@@ -13,6 +16,17 @@ NONE = np.empty((0, 2))
 
 def drawn(points, others=NONE, seed=0):
     return fresh_points(np.asarray(points, float), others, np.random.default_rng(seed))
+
+
+def _sphere(dimensions, count):
+    points = np.random.default_rng(0).normal(size=(count, dimensions))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def _faces(dimensions, count):
+    points = np.random.default_rng(0).uniform(size=(count, dimensions))
+    points[np.arange(count), np.arange(count) % dimensions] = np.arange(count) // dimensions % 2
+    return points
 
 
 def test_a_region_gets_points_in_it_and_beside_its_boundary():
@@ -43,11 +57,14 @@ def test_a_grid_is_a_region():
     "points",
     [
         np.column_stack([np.linspace(0.0, 1.0, 40), np.tile([0.0, 1.0], 20)]),  # two sides
+        _sphere(5, 200),
+        np.column_stack([np.linspace(0.0, 1.0, 200), _sphere(5, 200)]),  # in time
+        _faces(5, 200),
         np.column_stack([np.cos(np.linspace(0.0, 6.2, 60)), np.sin(np.linspace(0.0, 6.2, 60))]),  # a circle
         np.zeros((20, 2)),  # one place
         np.array([[0.0, 0.0], [1.0, 1.0]]),  # two ends
     ],
-    ids=["sides", "circle", "place", "ends"],
+    ids=["sides", "sphere", "cylinder", "faces", "circle", "place", "ends"],
 )  # fmt: skip
 def test_boundaries_keep_their_points(points):
     assert drawn(points) is None
@@ -76,3 +93,59 @@ def test_residuals_of_an_output_that_stays_near_zero_are_not_small():
     judge = Judge(net, np.array([0.0, 1.0]), problem, [None], 0)
     assert judge.look(np.array([0.0, 1e-4]), problem).relative > 0.03
     assert judge.look(np.array([0.0, 1e-8]), problem).relative < LARGEST_RESIDUAL  # zero is a solution
+
+
+def two_species(scale):
+    """The second species decays; the first grows tenfold in one and a half units of time from it and by itself."""
+    return Term(
+        lambda a, b: (scale * a.t - 1.5 * scale * a + b, 4.0 * b.t + 2.0 * b - 1e-9 * a), np.linspace(0.0, 10.0, 30)[:, None]
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "equation", "wanted"),
+    [
+        ("n", Term(lambda n: n.t - 0.1 * n * (1.0 - 1e-6 * n), np.linspace(0.0, 200.0, 50)[:, None]), 20.0),
+        ("n", Term(lambda n: 3.0 * n.t + 0.3 * n, np.linspace(0.0, 200.0, 50)[:, None]), 0.0),
+        ("n", Term(lambda n: n.tt - n, np.linspace(0.0, 200.0, 50)[:, None]), 0.0),  # of second order: not said
+        ("ab", two_species(1e-6), 15.0),
+    ],
+    ids=["logistic", "decay", "second order", "two"],
+)
+def test_growth_from_the_start_is_that_of_the_linear_equations(outputs, equation, wanted):
+    start = (
+        [Term(lambda n: n - 10.0, np.zeros((1, 1)))] if outputs == "n" else [Term(lambda a, b: (a - 10.0, b), np.zeros((1, 1)))]
+    )
+    problem = ResidualProblem(("t",), tuple(outputs), [equation, *start], scales={})
+    net = Chain(Dense(1, len(outputs)))
+    p = np.zeros(net.n_params)  # the outputs are their offsets, those of the start
+    assert growth(net, p, problem) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_solution_that_grows_and_is_not_right_names_the_remedy():
+    terms = [
+        Term(lambda n: n.t - 0.1 * n * (1.0 - 1e-6 * n), np.linspace(0.0, 200.0, 50)[:, None], name="law"),
+        Term(lambda n: n - 10.0, np.zeros((1, 1)), name="start"),
+    ]
+    problem = ResidualProblem(("t",), ("n",), terms, scales={})
+    net = Chain(Dense(1, 4, tanh), Dense(4, 1))
+    found = solve(net, net.init(0, np.float64), problem, adam=10, iterations=0)
+    assert not found.success
+    assert "1e9 times from their start: solve for the logarithm" in found.message
+    assert {"law", "start"} <= set(str(found).split("\n")[0].split())
+
+
+def test_terms_have_names():
+    points = np.linspace(0.0, 1.0, 20)[:, None]
+    law = Term(lambda u: u.x, points, name="law")
+    problem = ResidualProblem(("x",), ("u",), [law, Term(lambda u: u, points)])
+    assert problem.labels == ("law", "term 1")
+    net = Chain(Dense(1, 1))
+    pool = Term(law.residual, np.linspace(0.0, 1.0, 40)[:, None])
+    assert problem.resampled(net, np.ones(2), [pool, None]).labels == problem.labels
+    with pytest.raises(ValueError, match=r"`weight` of law has shape \(3,\)"):
+        ResidualProblem(("x",), ("u",), [replace(law, weight=[1.0, 2.0, 3.0])])
+    with pytest.raises(ValueError, match="two terms have the name 'law'"):
+        ResidualProblem(("x",), ("u",), [law, law])
+    with pytest.raises(TypeError, match="`name` \\(=3\\)"):
+        ResidualProblem(("x",), ("u",), [replace(law, name=3)])

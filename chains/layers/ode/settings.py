@@ -11,6 +11,7 @@ from chains.layers.base import Layer
 from chains.layers.ode.doses import Doses
 from chains.layers.ode.methods import METHODS, Row, Tableau
 from chains.layers.ode.right_side import Forcing
+from chains.support.arguments import check_finite
 from chains.support.checks import check_count, check_flags, check_number, is_real
 from chains.support.messages import listed, shown
 
@@ -18,6 +19,9 @@ MAX_STEPS = 256  # attempts of step control, by default
 STEPS_TO_A_TIME = 4  # or as many attempts to each of the times, if these are more
 ENDS_AT_TIMES = ("adjoint", "event", "forcing", "doses")  # with these, steps end at the times by default
 MANY, FACTOR = 16, 4.0  # states at more times than 16, and than 4 * rtol ** (-1 / order), are interpolated by default
+# The interpolant of kvaerno5 has a lower order: on long steps of stiff equations its errors are hundreds of tolerances, where
+# those at the ends of steps are few. So states are interpolated by default with these methods alone.
+DENSE = ("tsit5", "kvaerno3")
 MAX_SHOWN = 6  # times in a printed layer; of more, the first ones and the last
 
 
@@ -52,7 +56,7 @@ class Settings:
         """Whether states at the times are interpolated."""
         if self.interpolate is not None or self.rtol is None:
             return bool(self.interpolate)
-        plain = not any(getattr(self, name) for name in ENDS_AT_TIMES)
+        plain = self.method in DENSE and not any(getattr(self, name) for name in ENDS_AT_TIMES)
         return plain and self.intervals > max(MANY, FACTOR * self.rtol ** (-1.0 / METHODS[self.method].order))
 
     @property
@@ -94,8 +98,7 @@ def ascending(name: str, given: Any, least: int, also: str = "") -> np.ndarray:
         raise TypeError(f"`{name}` (={shown(given)}) must be a sequence of times{also}")
     if times.ndim != 1 or len(times) < least:
         raise ValueError(f"`{name}` has shape {times.shape}, but must be {least} or more times, shape (n,)")
-    if not np.isfinite(times).all():
-        raise ValueError(f"`{name}` must be finite, but time {int(np.argmin(np.isfinite(times)))} is not")
+    check_finite(times.dtype, **{name: times})
     if (falls := np.diff(times) <= 0).any():
         k = int(np.argmax(falls))
         raise ValueError(f"`{name}` must ascend, but {times[k + 1]:g} comes after {times[k]:g}")
@@ -180,4 +183,6 @@ def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tup
 def text_of(times: Sequence[float]) -> str:
     """Times as they are printed."""
     numbers = [f"{t:g}" for t in times]
+    if len(numbers) == 1:
+        return f"({numbers[0]},)"
     return f"({', '.join(numbers if len(numbers) <= MAX_SHOWN else [*numbers[:2], '...', numbers[-1]])})"

@@ -105,7 +105,8 @@ class Operation:
         t : chains.program.transpose.Transposer
             It has the cotangents, and records.
         """
-        raise NotImplementedError(f"there is no rule for the pullback of `{self.name}`: write the layer's pullback")
+        way = f"write the layer's pullback, or `{type(self).__name__}.transpose`"
+        raise NotImplementedError(f"there is no rule for the pullback of `{self.name}`: {way}")
 
     def flops(self, batch: int) -> int:
         """Multiplications and additions of products and convolutions at a batch size; 0 for other operations."""

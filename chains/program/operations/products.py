@@ -56,7 +56,7 @@ class MatMul(_Product):
         super().check()
         out, a, b = self.views
         if not (out.ndim == a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and out.shape == (a.shape[0], b.shape[1])):
-            raise ValueError(f"matmul: {a} @ {b} does not fit {out}")
+            raise ValueError(f"matmul: {a.text} @ {b.text} does not fit {out.text}")
 
 
 class BatchMatMul(_Product):
