@@ -185,9 +185,10 @@ class _Direction:
                 if mask is None:
                     ops.copy(view, after[name])
                 else:
-                    ops.map(view, _chosen, at.now(mask, 1), after[name], before[name])
+                    ops.map(view, _chosen, _beside(view, at.now(mask, 1)), after[name], before[name])
             if mask is not None and y is not None:
-                ops.map(at.now(y, 1), lambda m, y: where(m > 0.0, y, 0.0), at.now(mask, 1), after[self.first])
+                out = at.now(y, 1)
+                ops.map(out, lambda m, y: where(m > 0.0, y, 0.0), _beside(out, at.now(mask, 1)), after[self.first])
 
     def pullback(self, dy: View, dx: View, g: Any) -> None:
         ops, sequences = self.ops, self.layer.return_sequences
@@ -241,9 +242,9 @@ class _Direction:
         ops, out = self.ops, d_after[self.first]
         if mask is not None:
             for name, view in d_after.items():
-                ops.map((view, passed[name]), _divided, mask, view)
+                ops.map((view, passed[name]), _divided, _beside(view, mask), view)
         if dy is not None and mask is not None:
-            ops.map(out, lambda a, b, m: where(m > 0.0, a + b, 0.0), out, dy, mask)
+            ops.map(out, lambda a, b, m: where(m > 0.0, a + b, 0.0), out, dy, _beside(out, mask))
         elif dy is not None:
             ops.map(out, lambda a, b: a + b, out, dy)
 
@@ -271,6 +272,11 @@ class _Direction:
         name, recorded = f"{type(self.layer.cell).__name__}.{function}", self.ops.operations[begun:]
         check_filled(name, recorded, filled)
         check_kept(name, recorded, {f"s.before.{name}": view for name, view in kept.items()}, "fill s.after instead")
+
+
+def _beside(view: View, mask: View) -> View:
+    """A mask of one step, (batch, 1), that broadcasts to an array of samples of any shape."""
+    return mask.reshape(*[1] * (view.ndim - 1))
 
 
 def mask_of(ops: Recorder, lengths: View | None, steps: int) -> View | None:

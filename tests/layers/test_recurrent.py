@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, RNN, Chain
-from tests.harness import SEED
+from chains import GRU, LSTM, RNN, Chain, Recurrent
+from tests.harness import SEED, Decay
 
 pytestmark = pytest.mark.few(6)
 
@@ -90,6 +90,31 @@ def test_lengths_are_those_of_packed_sequences(kind, draw, backend_name):
     gradients = torch_gradients(twin, layer, net)
     for name, gradient in net.views(dp).items():
         np.testing.assert_allclose(gradient, gradients[name], rtol=1e-10, atol=1e-10, err_msg=f"{name} of {layer!r}")
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_lengths_of_samples_with_several_axes(sequences, backend_name):
+    """A cell that carries matrices: each sample has the outputs and gradients of a sequence of its own length."""
+    rng, steps, lengths = np.random.default_rng(SEED), 4, np.array([3, 1, 4])
+    cell = {"return_sequences": sequences, "bidirectional": True, "initial_state": "parameter"}
+
+    def net(length):
+        return Chain(Recurrent(Decay(), **cell), input_shape=(length, 2, 3), backend=backend_name)
+
+    whole, x = net(steps), rng.normal(size=(3, steps, 2, 3))
+    p, shape = rng.normal(0.0, 0.5, whole.n_params), whole.output_shape
+    dy = rng.normal(size=(3, *shape))
+    y, (g, dx) = whole(x, p, lengths=lengths), whole.vjp(p, x, dy, lengths=lengths)
+    total = np.zeros_like(g)
+    for k, length in enumerate(lengths.tolist()):
+        one, own, kept = net(length), x[k : k + 1, :length], slice(length if sequences else None)
+        g_one, dx_one = one.vjp(p, own, dy[k : k + 1, kept])
+        total += g_one
+        np.testing.assert_allclose(y[k, kept], one(own, p)[0], rtol=1e-12)
+        np.testing.assert_allclose(dx[k, :length], dx_one[0], rtol=1e-12, atol=1e-13)
+        assert not dx[k, length:].any()
+        assert not (sequences and y[k, length:].any())
+    np.testing.assert_allclose(g, total, rtol=1e-12)
 
 
 @pytest.mark.parametrize("layer", [RNN, LSTM, GRU])
