@@ -272,6 +272,10 @@ class _Chain:
         terms[input] = self._algebra.constant(1.0)
         for number, step in enumerate(self._formula.instructions, len(terms)):
             changes = [terms[operand] for operand in step.operands]
+            if (
+                changes and self.results[number].operands[0] is not self.results[step.operands[0]]
+            ):  # a * b, for an earlier b * a
+                changes.reverse()
             changed = any(change is not None for change in changes)
             terms.append(self._term(number, changes, terms) if changed else None)
         return [terms[output] for output in self._formula.outputs]

@@ -16,6 +16,7 @@ from chains.support.messages import counted
 
 SMALL = 1e-4  # of the whole time: a shorter step of step control is a sign of a stiff problem,
 MANY = 0.1  # and so is a larger share of refused steps
+LEAST_RTOL = 1e-6  # below which rounding in float32 refuses steps
 
 
 @dataclass(frozen=True)
@@ -179,13 +180,14 @@ def _out_of_steps(ode: ODE, number: int, requested: np.ndarray, found: Trajector
     times, refused, last = found.times, found.refused, requested.max()
     if np.isnan(tried[-1]):
         return f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}: the right-hand side is not finite there"
-    if refused > MANY * len(tried) or tried[-1] < SMALL * (last - requested[0]):
+    if found.states.dtype == np.float32 and (ode.rtol or 1.0) < LEAST_RTOL:
+        reason = "Float32 rounds by more than rtol allows: pass parameters of float64, or raise"
+    elif refused > MANY * len(tried) or tried[-1] < SMALL * (last - requested[0]):
         cause = "Perhaps the" if ode.implicit else "The problem is stiff there, which method='kvaerno5' is for, or its"
-        reason = f"{cause} solution grows without bound; otherwise raise"
+        reason = f"{cause} solution grows without bound; otherwise raise max_steps, or"
     else:
-        reason = "Raise"
+        reason = "Raise max_steps, or"
     return (
         f"trajectory {number} stops at t = {times[-1]:.9g} of {last:.9g}, after {counted(len(tried), 'tried step')} "
-        f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. {reason} max_steps, or rtol "
-        f"(={ode.rtol:g})"
+        f"(`max_steps`), {refused} of them refused, the last one {tried[-1]:.2g} long. {reason} rtol (={ode.rtol:g})"
     )

@@ -73,11 +73,11 @@ def _reduced(operation: Reduce, change: Change, array: View) -> Change | None:
     return change if change.scales or operation.kind == "max" else Change(False, change.degree * count)
 
 
-def means(operations: Sequence[Operation]) -> dict[View, View]:
-    """The arrays that hold the mean of another one over axes, each with that one; both keep their contents."""
+def means(operations: Sequence[Operation]) -> dict[View, tuple[View, int]]:
+    """The arrays that hold the mean of another one over axes, each with that one, and the position from which both are kept."""
     totals: dict[View, tuple[View, int]] = {}
-    found: dict[View, tuple[View, int]] = {}  # means of one number
-    for operation in operations:
+    found: dict[View, tuple[View, int]] = {}
+    for position, operation in enumerate(operations):
         mean = _mean(operation, totals)
         for known in (found, totals):
             for view, (source, _) in list(known.items()):
@@ -88,8 +88,8 @@ def means(operations: Sequence[Operation]) -> dict[View, View]:
             if count:
                 totals[operation.outs[0]] = (operation.ins[0], count)
         elif mean is not None:
-            found[operation.outs[0]] = (mean, 1)
-    return {view: source for view, (source, _) in found.items()}
+            found[operation.outs[0]] = (mean, position)
+    return found
 
 
 def _mean(operation: Operation, totals: dict[View, tuple[View, int]]) -> View | None:

@@ -72,7 +72,8 @@ def _may_move(operations: Sequence[Operation], first: int, out: int, second: int
     written = [*others, *(each for one in operations[first + 1 : second] for each in one.writes)]
     if any(overlap(each, one) for each in needed for one in written):
         return False
-    if any(across(each, one) for each in needed for one in reader.outs):
+    crossing = [(each, one) for each in needed for one in reader.outs] + [(writer.outs[out], one) for one in reader.ins]
+    if any(across(each, one) for each, one in crossing):
         return False
     more = {each for each in needed if each.shape == reader.outs[0].shape and each not in reader.ins}
     return not others or (len(more) <= MOST_READ and is_apart(_formula(writer), out))

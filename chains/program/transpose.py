@@ -143,12 +143,17 @@ class Transposer:
         if result != other.view or cotangent.shape != view.shape or cotangent.loop_strides or not cotangent.contiguous:
             return False
         before = (one for each in self.operations[: self._position] for one in each.views)
-        if any(one.buffer is result.buffer or self._is_version(one, result) for one in (*before, *now.ins)):
+        if any(self._contents_of(one) is self._contents_of(result) for one in (*before, *now.ins)):
             return False
         if any(isinstance(each, Loop) and any(one.buffer is view.buffer for one in each.views) for each in self.operations):
             return False
         self._moved[place] = cotangent
         return True
+
+    def _contents_of(self, view: View) -> Buffer:
+        """The array that a view shows, perhaps with earlier contents: the cotangents of all of them are in one memory."""
+        array = self._versions.get(view.buffer)
+        return view.buffer if array is None else array.view.buffer
 
     def _is_version(self, view: View, later: View) -> bool:
         """Whether a view shows earlier contents of the array of another one."""
@@ -166,21 +171,26 @@ class Transposer:
         return {place.cotangent.buffer for place in places if place.cotangent is not None}
 
     @lazy
-    def _means(self) -> dict[View, View]:
+    def _means(self) -> dict[View, tuple[View, int]]:
         return means(self.operations)
 
     def mean_of(self, view: View) -> View | None:
-        """The array whose mean another one holds; None if it holds none."""
-        return self._means.get(view)
+        """The array whose mean another one holds before the present operation; None if it holds none.
+
+        A step of a loop may read the mean of the step before it.
+        """
+        source, position = self._means.get(view, (None, 0))
+        return source if position < self._position else None
 
     @lazy
     def _divisions(self) -> dict[View, tuple[int, View, View]]:
         return divisions(self.operations)
 
-    def divided(self, view: View) -> tuple[View, View] | None:
-        """The quotient and the divisor of an array that is divided in its own memory later; the pullback reads both."""
-        position, quotient, divisor = self._divisions.get(view, (0, view, view))
-        if not self._is_version(view, quotient):
+    def divided(self, result: View) -> tuple[View, View] | None:
+        """The quotient and the divisor of a result that is divided in its own memory later; the pullback reads both."""
+        position, quotient, divisor = self._divisions.get(result, (0, result, result))
+        between = self.operations[self._position + 1 : position]
+        if not self._is_version(result, quotient) or any(overlap(out, result) for each in between for out in each.writes):
             return None
         self.reads += [Read(position, quotient, True), Read(position, divisor, False)]
         return quotient, divisor

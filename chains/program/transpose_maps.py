@@ -189,8 +189,8 @@ class MapRule:
 
     def _may_come_before(self, k: int) -> bool:
         """Whether the sum of a term may be recorded before the other terms, and does not repeat work."""
-        read = (*self._cotangents, *(self.views[out.added] for out in self.outs if out.added is not None))
-        if not self.outs or any(overlap(self.t.cotangent(self.operands[k]), each) for each in read):
+        used = (*self._cotangents, *self._written, *(self.views[out.added] for out in self.outs if out.added is not None))
+        if not self.outs or any(overlap(self.t.cotangent(self.operands[k]), each) for each in used):
             return False
         chosen = ((k, False, None), *((out.operand, out.rest, None) for out in self.outs))
         return is_apart(_formula(self.terms, len(self.views), chosen, ())[0], 0)
@@ -221,12 +221,16 @@ class MapRule:
         return self.values[k]
 
     def _computed_again(self, out: _Out) -> list[tuple[int, int, int]]:
-        """Factors of a term that a division overwrites: each with the quotient and the divisor, whose product it is."""
+        """Factors of a term that a division overwrites: each with the quotient and the divisor, whose product it is.
+
+        They are results of the map, times their cotangents: these are divided by zero where the product would be.
+        """
         found, factors = [], () if out.rest else self._term(out.operand).product.factors
+        inputs, results = len(self.operation.ins), len(self.operation.outs)
         for node, power in factors:
             k = int(node.value) if node.operation == "input" else len(self.views)
             others: set[int] = set().union(*(inputs_of(each) for each, _ in factors if each is not node))
-            if k < len(self.operation.ins) + len(self.operation.outs) and power == 1 and k not in others:
+            if inputs <= k < inputs + results and power == 1 and k not in others and k + results in others:
                 quotient = self.t.divided(self.views[k])
                 if quotient is not None:
                     self.views += quotient

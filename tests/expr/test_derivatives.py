@@ -156,6 +156,20 @@ def test_what_is_known_of_derivatives():
     assert text(lambda x: expr.floor(x) + expr.sign(x)) == "0"
 
 
+def test_products_in_both_orders():
+    """The second product is the first one; its operands are in another order."""
+    for function in (
+        lambda a, b: (a * b) + expr.sin(b * a) * 3.0,
+        lambda a, b: expr.where(a > b, 0.5 * a, 1.0) * (a * 0.5 * b),
+        lambda a, b: expr.maximum(a, b) * 2.0 + b * expr.maximum(b, a),
+    ):
+        for input in (0, 1):
+            at, step = np.array([0.7, 0.4]), 1e-6 * np.eye(2)[input]
+            up, down = (function(*(at + sign * step)) for sign in (1.0, -1.0))
+            (found,) = execute(derivative(trace(function, 2), input), *at.reshape(2, 1))
+            assert math.isclose(found[0], (up - down) / 2e-6, rel_tol=1e-8)
+
+
 def test_taylor_coefficients_of_a_composition():
     """Those of exp along x0 + e x1 + e^2 x2 + e^3 x3, by its series."""
     formula = trace(lambda e, x0, x1, x2, x3: expr.exp(x0 + e * (x1 + e * (x2 + e * x3))))

@@ -104,6 +104,9 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ode_fits": (
         "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
              "ode_fits.SECONDS": np.linspace(0.0, 1.0, 3)}),
+    "benchmarks.studies.whole_fits": (
+        "building --starts 1 --peers chains",
+        {"whole_fits.MOST": {"LM": 2, "BFGS": 2, "Adam": 2}, "whole_fits.THIN": 12}),
     "benchmarks.studies.slowest": ("Dense-linear", {}),
     "benchmarks.studies.steps": ("", {"steps.STEPS": 10, "steps.ROUNDS": 1, "steps.sgemm_rates": lambda: RATES}),
     "benchmarks.studies.stiff": ("", {"stiff.SECONDS": 0.0, "stiff.LEAST": 1}),

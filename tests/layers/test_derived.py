@@ -293,6 +293,15 @@ def plain_rnn(ops, x, y, p, s):
         ops.copy(at.now(y, 1), s.h)
 
 
+def largest_carried(ops, x, y, p, s):
+    """The largest entry of what a step changes."""
+    ops.copy(s.h, p.b)
+    with ops.loop(x.shape[1]) as at:
+        ops.max(s.a, s.h)
+        ops.map(s.h, lambda h, m, w: h * m + w, s.h, s.a, p.w)
+        ops.map(at.now(y, 1), lambda h, x: h * x, s.h, at.now(x, 1))
+
+
 def moving_average(ops, x, y, p, s):
     ops.fill(y, 0.0)
     with ops.loop(x.shape[1], backwards=True) as at:
@@ -356,6 +365,7 @@ def within(ops, x, y, p, s):
 
 
 WITH_A_LOOP = {
+    "largest carried": ((2, 3), Plain((2, 3), {"w": (3,), "b": (3,)}, {"h": (3,), "a": (1,)}, largest_carried)),
     "recurrence": ((4, 2), Plain((4, 3), {"w": (2, 3), "v": (3, 3), "b": (3,)}, {"h": (3,), "a": (3,)}, plain_rnn)),
     "within": ((3, 2), Plain((2,), {"w": (3, 2)}, {"h": (2,)}, within)),
     "in and out": ((3, 2), Plain((3, 2), {"w": (3, 2)}, {"h": (2,)}, in_and_out)),

@@ -127,6 +127,18 @@ def test_many_times_are_interpolated_by_default():
     assert len(ode_steps(net, NOTHING, np.ones((1, 2)))[0].times) < 8
 
 
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_defaults_keep_the_tolerance_of_stiff_equations(method):
+    """Van der Pol's, on its slow branch, where steps are long."""
+    rtol = 1e-6 if method == "kvaerno5" else 1e-3
+    times, start = np.linspace(0.0, 50.0, 70), np.array([2.0, 0.0])
+    rate = Equations(lambda x, v: (v, 100.0 * (1.0 - x * x) * v - x), ("x", "v"))
+    slope = lambda t, y: [y[1], 100.0 * (1.0 - y[0] ** 2) * y[1] - y[0]]  # noqa: E731
+    wanted = solve_ivp(slope, (0.0, 50.0), start, "Radau", times, rtol=1e-9, atol=1e-13).y.T
+    found = Chain(ODE(rate, times, method, rtol=rtol), backend="numpy")(start[None], NOTHING)[0]
+    assert np.max(np.abs(found - wanted) / (1e-3 * rtol + rtol * np.abs(wanted))) < 5.0
+
+
 def test_steps_end_at_times_with_doses():
     doses, times = Doses(1, 0), np.linspace(0.0, 2.0, 31)
     x = np.array([[1.0, 0.5, 0.7, 2.0]])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import chains
 from chains import expr
-from chains.layers import derived, node
+from chains.layers import Layer, derived, node
 from chains.network import record
 from chains.network.network import network_of
+from tests.harness import assert_close
 from tests.layers.test_derived import Plain, check_in_a_direction, derives
 
 # A layer, the shape of its samples, and by how many operations its derived pullback may be longer.
@@ -150,7 +152,19 @@ def mean_of_before(ops, x, y, p, s):
     ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
 
 
-@pytest.mark.parametrize("function", [variance, weighted, half_of_it, mean_of_others, mean_of_before])
+def mean_of_the_step_before(ops, x, y, p, s):
+    """What is subtracted in a step is the mean that the step before it left."""
+    ops.fill(s.row, 0.3)
+    with ops.loop(2) as at:
+        now, mean = at.now(x, 1), s.row.index(1, 0)
+        ops.map(s.e.index(1, 0), lambda x, m: (x - m) * (x - m), now, mean)
+        ops.sum(s.total.index(1, 0), s.e.index(1, 0))
+        ops.map(at.now(y, 1), lambda x, v, w: w * x / (1.0 + v), now, s.total.index(1, 0), p.w)
+        ops.sum(s.total.index(1, 1), now)
+        ops.map(mean, lambda t: t / 3.0, s.total.index(1, 1))
+
+
+@pytest.mark.parametrize("function", [variance, weighted, half_of_it, mean_of_others, mean_of_before, mean_of_the_step_before])
 def test_a_sum_of_differences_from_the_mean_is_zero(function):
     layer = Plain((2, 3), {"w": (3,)}, SHAPES, function)
     check_in_a_direction(layer, (2, 3), native=function is variance)
@@ -169,6 +183,32 @@ def divided_exp(ops, x, y, p, s):
     ops.sum(s.total, s.e)
     ops.map(s.e, lambda e, t: e / t, s.e, s.total)
     ops.map(y, lambda e: e * e, s.e)
+
+
+def divided_later(ops, x, y, p, s):
+    """What is divided is no longer the exponential: more was added to it."""
+    ops.map(s.e, lambda x, w: expr.exp(x * w), x, p.w)
+    ops.matmul(s.e.rows, x.rows, p.m, accumulate=True)
+    ops.map(s.row, lambda w: 2.0 + w * w, p.w.slice(0, 0, 1))
+    ops.map(s.e, lambda e, t: e / t, s.e, s.row)
+    ops.map(y, lambda e: e * e, s.e)
+
+
+def larger_of_a_part(ops, x, y, p, s):
+    """A map in the memory of an operand of which it reads a part too."""
+    ops.sum(s.row, x)
+    ops.map(s.e, lambda x, w: expr.exp(x * w), x, p.w)
+    ops.map(s.e, lambda e, w, part: (e + w) * part, s.e, s.row, s.e.slice(2, 1, 2))
+    ops.map(y, lambda e, x, w: expr.maximum(expr.maximum(w, x), abs(e)), s.e, x, p.w)
+
+
+def overwritten_twice(ops, x, y, p, s):
+    """The cotangent of the exponential goes where that of y was, but not to what y was before."""
+    ops.map(s.e, lambda x, w: expr.exp(x * w), x, p.w)
+    ops.sum(s.row, s.e)
+    ops.map(y, lambda e, r: e / r, s.e, s.row)
+    ops.map(y, lambda e: expr.sin(e), s.e)
+    ops.map(y, lambda y, x: y * y * x, y, x)
 
 
 def shared_sine(ops, x, y, p, s):
@@ -199,9 +239,15 @@ def in_place(ops, x, y, p, s):
     ops.map(y, lambda e, y: expr.cos(e) * y, s.e, y)
 
 
-@pytest.mark.parametrize("function", [divided_tanh, divided_exp, shared_sine, squares_of_rows, sums_of_sums, in_place])
+SHARED = [
+    divided_tanh, divided_exp, divided_later, larger_of_a_part, overwritten_twice, shared_sine, squares_of_rows, sums_of_sums,
+    in_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SHARED)
 def test_shared_memory_and_maps(function):
-    layer = Plain((2, 3), {"w": (3,)}, SHAPES, function)
+    layer = Plain((2, 3), {"w": (3,), "m": (3, 3)}, SHAPES, function)
     check_in_a_direction(layer, (2, 3), native=True)
 
 
@@ -220,3 +266,47 @@ def test_the_pullback_is_recorded_once(layer, monkeypatch):
     monkeypatch.setattr(derived, "LoopTransposer", lambda *given: seen.append(own(*given)) or seen[-1])
     record.vjp(network_of(chains.Chain(layer, input_shape=(3, 4))), "float64", True)
     assert len(seen) == 1
+
+
+def divided_by_zero(ops, x, y, p, s):
+    """The quotient is not used where the divisor is zero, what was divided is."""
+    ops.map(s.e, lambda x: expr.sin(x), x)
+    ops.map(y, lambda e, w: e * w, s.e, p.w)
+    ops.map(s.column, lambda x: expr.maximum(x, 0.0), x.slice(1, 0, 1))
+    ops.map(s.e, lambda e, m: e / m, s.e, s.column)
+    ops.map(y, lambda e, y, m: expr.where(m > 0.0, e, y), s.e, y, s.column)
+
+
+def test_a_factor_is_no_quotient_times_zero():
+    net = chains.Chain(Plain((2, 3), {"w": (3,)}, SHAPES, divided_by_zero), input_shape=(2, 3), backend="numpy")
+    x = np.array([[[1.0, -1.0, 2.0], [0.5, 0.3, -2.0]]])
+    g, _ = net.vjp(np.ones(3), x, np.ones(x.shape))
+    assert_close(g, np.where(x[0, 0] > 0.0, 0.0, np.sin(x[0])).sum(0), 1e-15, "gradient")
+
+
+class Turned(Layer):
+    """A layer whose pullback by hand reads a cotangent as it is, and with axes swapped."""
+
+    def declare(self, d):
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(y, lambda a, b: a + 2.0 * b, x, x.swap(-1, -2))
+
+    def pullback(self, ops, x, y, dy, dx, p, g, s):
+        ops.map(dx, lambda a, b: a + 2.0 * b, dy, dy.swap(-1, -2))
+
+
+class SineOfTurned(Layer):
+    def declare(self, d):
+        d.child("turned", Turned(), d.input)
+        d.temporary("z", d.input)
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        s.children[0].forward(ops, x, s.z)
+        ops.map(y, lambda z: expr.sin(z), s.z)
+
+
+def test_a_map_that_reads_an_array_in_two_ways_does_not_compute_it():
+    check_in_a_direction(SineOfTurned(), (3, 3), native=True)

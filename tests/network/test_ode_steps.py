@@ -53,6 +53,15 @@ def test_too_few_steps_are_told_apart_from_stiff_problems():
     assert "The problem is stiff there" in hard.problem
 
 
+def test_a_tolerance_below_the_rounding_of_float32_is_told():
+    net = Chain(ODE(Equations(lambda x, y: (y, -x), ("x", "y")), (0.0, 50.0), rtol=1e-9, max_steps=20), backend="numpy")
+    for dtype, advice in (
+        ("float32", "rounds by more than rtol allows: pass parameters of float64, or raise rtol"),
+        ("float64", "Raise"),
+    ):
+        assert advice in ode_steps(net, NOTHING.astype(dtype), np.ones((1, 2), dtype))[0].problem
+
+
 CONTROL = {"rtol": 1e-5, "max_steps": 12}
 
 

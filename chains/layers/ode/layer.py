@@ -94,7 +94,8 @@ class ODE(Settings, Layer):
         Whether the error alone chooses the steps of step control, and states at times within a step are interpolated; the
         gradient is exact for these. False: steps end at each of the times. By default states are interpolated at more than 16
         and more than ``4 * rtol ** (-1 / order)`` times after the first one, which is about how many steps a smooth solution
-        needs; not with `event`, `adjoint`, `forcing` and `doses`. True does not go with `adjoint`; steps then end at doses.
+        needs; not with "kvaerno5", `event`, `adjoint`, `forcing` and `doses`. True does not go with `adjoint`; steps then end
+        at doses.
     jumps : sequence of float
         Ascending times at which the right-hand side jumps, such as switching times. A step of step control ends shortly before
         each, and one begins shortly after it.

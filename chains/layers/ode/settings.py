@@ -19,6 +19,9 @@ MAX_STEPS = 256  # attempts of step control, by default
 STEPS_TO_A_TIME = 4  # or as many attempts to each of the times, if these are more
 ENDS_AT_TIMES = ("adjoint", "event", "forcing", "doses")  # with these, steps end at the times by default
 MANY, FACTOR = 16, 4.0  # states at more times than 16, and than 4 * rtol ** (-1 / order), are interpolated by default
+# The interpolant of kvaerno5 has a lower order: on long steps of stiff equations its errors are hundreds of tolerances, where
+# those at the ends of steps are few. So states are interpolated by default with these methods alone.
+DENSE = ("tsit5", "kvaerno3")
 MAX_SHOWN = 6  # times in a printed layer; of more, the first ones and the last
 
 
@@ -53,7 +56,7 @@ class Settings:
         """Whether states at the times are interpolated."""
         if self.interpolate is not None or self.rtol is None:
             return bool(self.interpolate)
-        plain = not any(getattr(self, name) for name in ENDS_AT_TIMES)
+        plain = self.method in DENSE and not any(getattr(self, name) for name in ENDS_AT_TIMES)
         return plain and self.intervals > max(MANY, FACTOR * self.rtol ** (-1.0 / METHODS[self.method].order))
 
     @property

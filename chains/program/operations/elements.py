@@ -59,12 +59,12 @@ class Reduce(Operation):
         if self.kind == "sum":
             t.add(a, d)
             return
-        a, largest, ops = t.value(a), t.value(out, after=True), t.ops
+        kept, largest, ops = t.value(a), t.value(out, after=True), t.ops
         chosen, count, share = scratch_like(a, "chosen"), scratch_like(out, "count"), scratch_like(out, "share")
-        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), a, largest)
+        ops.map(chosen, lambda a, largest: where(a == largest, 1.0, 0.0), kept, largest)
         ops.sum(count, chosen)
         ops.map(share, lambda d, count: d / count, d, count)
-        ops.map(chosen, lambda a, largest, share: where(a == largest, share, 0.0), a, largest, share)
+        ops.map(chosen, lambda a, largest, share: where(a == largest, share, 0.0), kept, largest, share)
         t.add(a, chosen)
 
 
