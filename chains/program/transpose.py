@@ -138,6 +138,8 @@ class Transposer:
         place, other, now = self.place(view), self.place(result), self.operations[self._position]
         if not self._is_own(place) or place in self._moved or view != place.view or self._mask(self.cotangent(view)).any():
             return False
+        if self.ops.in_loop and not self._is_own(other):  # each step overwrites it, but sums after the loop read all steps
+            return False
         if result != other.view or cotangent.shape != view.shape or cotangent.loop_strides or not cotangent.contiguous:
             return False
         before = (one for each in self.operations[: self._position] for one in each.views)

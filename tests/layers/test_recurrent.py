@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, RNN, Chain, Recurrent
-from tests.harness import SEED, Decay
+from chains import GRU, LSTM, RNN, Chain, Recurrent, Scale
+from tests.harness import SEED, Decay, Leaky
 
 pytestmark = pytest.mark.few(6)
 
@@ -115,6 +115,18 @@ def test_lengths_of_samples_with_several_axes(sequences, backend_name):
         assert not dx[k, length:].any()
         assert not (sequences and y[k, length:].any())
     np.testing.assert_allclose(g, total, rtol=1e-12)
+
+
+def test_a_derived_pullback_with_checkpoints_is_machine_code():
+    """The gradient of a weight is a product of all steps, after their loop: no step overwrites what it reads."""
+    pytest.importorskip("llvmlite")
+    layers = Scale(), Recurrent(Leaky(), checkpoint_every=2)
+    nets = [Chain(*layers, input_shape=(3, 3), backend=backend) for backend in ("native", "numpy")]
+    rng = np.random.default_rng(SEED)
+    p, x, dy = rng.normal(size=nets[0].n_params), rng.normal(size=(3, 3, 3)), rng.normal(size=(3, 2))
+    found, wanted = (net.vjp(p, x, dy) for net in nets)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("layer", [RNN, LSTM, GRU])

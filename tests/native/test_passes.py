@@ -156,7 +156,7 @@ def test_passes_are_known_by_name():
     plan_of(step_of(SMALL), WIDE, 1, lambda name, plan: names.append(name))
     assert names == [name_of(each) for each in PASSES]
     assert len(set(names)) == len(names)
-    assert names[:2] == ["solve in lanes", "arrange layout"]
+    assert names[:3] == ["solve in lanes", "choose width", "arrange layout"]
 
 
 def test_the_page_of_the_design_lists_them():

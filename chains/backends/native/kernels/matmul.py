@@ -242,7 +242,7 @@ def is_narrow(product: FusedProduct, lanes: int) -> bool:
     columns, inner = int(product.out.shape[1]), int(product.a.shape[1])  # type: ignore[arg-type]
     rows = [product.out, *(as_rows(view) for fused in product.maps for view in fused.views if view.batched)]
     together = all(view.strides[0] == columns for view in rows)
-    if not together or product.a.strides[1] != 1 or 2 * _sample_lanes(columns) > lanes:
+    if not together or product.a.strides[1] != 1 or 2 * sample_lanes(columns) > lanes:
         return False
     if columns == 1:
         return product.b.strides[0] == 1 and inner >= lanes
@@ -253,7 +253,7 @@ def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
     """Compute all rows except the last few, which do not fill a vector. Returns the first row that is left."""
     f, lanes, out = frame.f, frame.lanes, product.out
     columns = int(out.shape[1])  # type: ignore[arg-type]
-    samples = lanes // _sample_lanes(columns)
+    samples = lanes // sample_lanes(columns)
     position: Value = integer(0)
     most = 1 if columns == 1 else max(1, frame.shapes.matmul_narrow.rows // samples)
     for vectors in dict.fromkeys((most, 1)):
@@ -265,7 +265,7 @@ def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
                 else _narrow_block(frame, product, row, vectors)
             )
             if (used := samples * columns) < lanes:
-                block = _sample_lanes(columns)
+                block = sample_lanes(columns)
                 packed = [block * (k // columns) + k % columns if k < used else 0 for k in range(lanes)]
                 sums = [shuffled(f, vector, None, packed) for vector in sums]
             masks = [f.lane_mask(lanes, used)] * vectors
@@ -276,7 +276,7 @@ def lower_matmul_narrow(frame: Frame, product: FusedProduct) -> Value:
     return position
 
 
-def _sample_lanes(columns: int) -> int:
+def sample_lanes(columns: int) -> int:
     """The number of lanes for a sample."""
     return 1 << (columns - 1).bit_length()
 
@@ -286,7 +286,7 @@ def _narrow_block(frame: Frame, product: FusedProduct, row: Value, vectors: int)
     f, lanes, a, b = frame.f, frame.lanes, product.a, product.b
     columns, inner = int(b.shape[1]), int(b.shape[0])  # type: ignore[arg-type]
     scalar = real_type(product.out.dtype)
-    type, block = Type(scalar.name, lanes), _sample_lanes(columns)
+    type, block = Type(scalar.name, lanes), sample_lanes(columns)
     samples = lanes // block
     a_rows = [frame.row(a, f.add(row, r), a.strides[0]) for r in range(vectors * samples)]
     accumulators = max(1, min(frame.shapes.matmul_narrow.vectors, inner) // vectors)

@@ -14,6 +14,8 @@ llvm.initialize_native_asmprinter()
 # For this process, which an emulator may run: `platform.machine` names the computer's processor, differently on each system.
 ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 
+HALVES = ("znver4",)  # LLVM's names of processors whose units for vectors are 32 bytes wide, though registers have 64
+
 
 @dataclass(frozen=True)
 class Processor:
@@ -28,6 +30,11 @@ class Processor:
     @property
     def is_x86(self) -> bool:
         return self.kind in ("sse2", "avx2", "avx512")
+
+    @property
+    def splits_vectors(self) -> bool:
+        """Whether it works on a vector in two halves, one after the other, and has all its registers for halves too."""
+        return self.width == 64 and self.cpu in HALVES
 
     def lanes(self, itemsize: int) -> int:
         return self.width // itemsize

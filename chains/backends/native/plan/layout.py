@@ -179,8 +179,8 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
             by_rows[view.buffer] = by_rows.get(view.buffer, True) and known and _is_rows(view)
     padded: dict[Buffer, Buffer] = {}
     for buffer in (buffer for buffer, fits in by_rows.items() if fits and buffer.role == "scratch"):
-        length = -(-buffer.size // plan.lanes) * plan.lanes
-        if MIN_SHARE * length <= buffer.size < length and not _in_pairs(plan, buffer.size):
+        length = padded_length(buffer.size, plan.lanes)
+        if length and not _in_pairs(plan, buffer.size):
             padded[buffer] = Buffer(buffer.name, "scratch", buffer.dtype, (Batch(), length))
 
     def place(view: View) -> View:
@@ -195,6 +195,12 @@ def pad_rows(plan: ExecutionPlan) -> ExecutionPlan:
         return replace(step, operation=step.operation.on(place)) if touched else step
 
     return replace(plan, steps=tuple(map(placed, plan.steps)))
+
+
+def padded_length(size: int, lanes: int) -> int | None:
+    """The length of rows of `size` numbers as whole vectors; None if they are that already, or too much would be idle."""
+    length = -(-size // lanes) * lanes
+    return length if MIN_SHARE * length <= size < length else None
 
 
 def _in_pairs(plan: ExecutionPlan, columns: int) -> bool:

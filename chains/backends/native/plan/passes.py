@@ -18,6 +18,7 @@ from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.segments import cut_into_segments
 from chains.backends.native.plan.teams import partition_rows, place_barriers
 from chains.backends.native.plan.tiles import list_buffers, list_sums, pack_weights, place_tile_scratch, point_to_rows
+from chains.backends.native.plan.width import choose_width
 from chains.program.program import Program
 from chains.program.view import Buffer, View, shape_text
 
@@ -26,6 +27,7 @@ Watch = Callable[[str, ExecutionPlan], None]
 
 PASSES: tuple[Pass, ...] = (
     solve_in_lanes,
+    choose_width,
     arrange_layout,
     pad_rows,
     fuse_update_into_large_products,
