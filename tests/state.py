@@ -54,6 +54,7 @@ def of_process() -> dict[str, Any]:
         "sys.path": list(sys.path),
         "np.geterr()": np.geterr(),
         "the handler of SIGINT": signal.getsignal(signal.SIGINT),
+        "subnormal numbers": 5e-324 * float(len(threads._number.blocks) + 1) > 0.0,
         "the number of threads": (threads._number.chosen, len(threads._number.blocks)),
         "the names of backends": sorted(registry._BACKENDS),
     }

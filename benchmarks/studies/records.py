@@ -14,19 +14,15 @@ import functools
 import itertools
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.problems.burgers import example
 from chains import Adam, Chain, Dense, Layer, ResidualProblem, Term, solve, tanh
 from chains.expr import cos, exp, sin, sqrt
 from chains.layers import Periodic
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-import burgers as example
 
 ADAM, RATE = 1000, 2e-3  # steps
 EVERY = 1000  # iterations of a round on fixed points, half of them on points that are drawn

@@ -184,7 +184,8 @@ class Run:
         history.loss += losses
         if evaluator.names:
             history.add(numbers or evaluator.nothing)
-        history.seconds += [time.perf_counter() - self._start] * len(losses)
+        before = history.seconds[-1] if history.seconds else 0.0
+        history.seconds += np.linspace(before, time.perf_counter() - self._start, len(losses) + 1)[1:].tolist()
         if self._writer is not None and self._writer.watched and sound:
             steps.flush()
             self._note()

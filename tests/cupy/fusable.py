@@ -18,6 +18,7 @@ MANY_KERNELS = """
     Bottleneck-projection DenseBlock Transition Conv-relu-MaxPool Conv-relu-MaxPool-overlapping Conv-classifier Embedding
     Embedding-one Embedding-Dense Embedding-parts Attention Attention-causal Attention-one-step TransformerBlock
     Embedding-Attention Embedding-frozen own-Monotone own-Monotone-frozen own-Leaky-checkpoints residuals residuals-weighted
+    ODE-interpolated ODE-interpolated-implicit
 """
 WITH_LOOPS = """
     RNN RNN-one-step RNN-sequences-needs-input RNN-bidirectional LSTM LSTM-two-steps LSTM-bidirectional GRU GRU-seven-steps
@@ -25,7 +26,7 @@ WITH_LOOPS = """
     Recurrent-checkpoints Recurrent-both-ways GRU-stacked GRU-frozen Cell ODE-bounds ODE-bounds-implicit ODE ODE-needs-input
     ODE-forced ODE-leapfrog ODE-own-times ODE-doses ODE-doses-control SDE SDE-milstein SDE-heun Shooting ODE-control ODE-event
     ODE-event-control ODE-implicit SteadyState SteadyState-fixed-point SteadyState-anderson ODE-frozen ODE-trained-start
-    own-Scan own-Leaky own-Leaky-checkpoints
+    own-Scan own-Leaky own-Leaky-checkpoints ODE-interpolated ODE-interpolated-implicit
 """
 SUITED = [case for case in CASES if case.name not in MANY_KERNELS.split()]
 LOOPS = [case for case in CASES if case.name in WITH_LOOPS.split()]

@@ -130,7 +130,7 @@ class Program:
         ]
         (self.folder / "main.c").write_text("\n".join(main))
         (self.folder / "given").write_bytes(b"".join(array.tobytes() for array in self.arrays))
-        made = [compiler, *system.compiler[1:], "-O1", "main.c", *sources, "-o", "main.exe"]
+        made = [compiler, *system.compiler[1:], "-O1", "main.c", *sources, "-lm", "-o", "main.exe"]
         subprocess.run(made, cwd=self.folder, check=True)
         environment = os.environ | {"WINEPREFIX": str(self.folder / "wine"), "WINEDEBUG": "-all"}
         subprocess.run([emulator, *system.emulator[1:], "./main.exe"], cwd=self.folder, env=environment, check=True)

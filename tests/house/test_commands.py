@@ -255,12 +255,12 @@ def test_smallest_forms_run(key, data, same_threads, tmp_path, monkeypatch, capf
     if module == "benchmarks.studies.scaling":
         mpiexec()
     arguments, constants = SMALLEST[key]
+    monkeypatch.setattr(sys, "path", list(sys.path))
     for name, value in constants.items():
         folder = "benchmarks" if name.startswith("__main__") else module.rpartition(".")[0] or "benchmarks.problems"
         monkeypatch.setattr(f"{folder}.{name}", value)
     monkeypatch.setattr(machine, "sgemm_rates", lambda: RATES)
     monkeypatch.setattr(registry, "_BACKENDS", dict(registry._BACKENDS))
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "argv", [module, *(word for word in rest if word != "--accuracy"), *arguments.split()])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))  # for its processes
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def touched(things: list[type]) -> set[str]:
 
 def listed(heading: str) -> set[str]:
     """The first column of the table under a heading."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0].split("\n### ")[0]
     return set(re.findall(r"^\| `([^`]+)` \|", text, re.M))
 
 

@@ -180,16 +180,12 @@ def test_threads_and_tiles():
     rng = np.random.default_rng(0)
     net = Chain(Embedding(500, 33), GRU(33, 32), Dense(32, 3), input_shape=(20,), backend="native")
     x, t = rng.integers(0, 300, (130, 20)), rng.integers(0, 3, 130)
-    before = chains.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            chains.set_num_threads(threads)
+    for threads in (1, 2, 3):
+        with chains.num_threads(threads):
             p = net.init(seed=0, dtype=np.float64)
             train(net, p, x, t, LOSS, Adam(0.01, sparse="lazy"), epochs=3, batch_size=65, progress=False)
             found.append(p)
-    finally:
-        chains.set_num_threads(before)
     for other in found[1:]:  # sums of the other layers are added in another order
         np.testing.assert_allclose(other, found[0], rtol=1e-7, atol=1e-10)
 
