@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from chains.expr.derivatives import below
 from chains.expr.nodes import Expr, as_expr
 
 MOST = 8  # products within products that are taken apart: their number may double with each
@@ -58,14 +59,4 @@ def _collect(node: Expr, power: int, found: dict[int, tuple[Expr, int]], depth: 
 
 def inputs_of(node: Expr) -> set[int]:
     """The inputs that a node depends on."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    left = [node]
-    while left:
-        each = left.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            left += each.operands
-            if each.operation == "input":
-                found.add(int(each.value))
-    return found
+    return {int(each.value) for each in below(node) if each.operation == "input"}

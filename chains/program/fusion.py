@@ -31,10 +31,9 @@ def fused(operations: Sequence[Operation], private: Collection[Buffer]) -> list[
         if pair is None:
             position += 1
             continue
-        first, out = pair
-        _fuse(found, first, out, position)
-        position -= len(found) < len(operations)
-        operations = found[:]
+        count = len(found)
+        _fuse(found, *pair, position)
+        position -= count - len(found)
     return found
 
 
@@ -84,8 +83,8 @@ def is_apart(formula: Formula, out: int) -> bool:
     """Whether a result shares only cheap operations with the others."""
     rest, _ = formula.only([k for k in range(len(formula.outputs)) if k != out])
     own, _ = formula.only([out])
-    dear = [sum(each.operation not in CHEAP for each in one.instructions) for one in (formula, own, rest)]
-    return dear[0] == dear[1] + dear[2]
+    all_of_it, of_own, of_rest = (sum(each.operation not in CHEAP for each in one.instructions) for one in (formula, own, rest))
+    return all_of_it == of_own + of_rest
 
 
 def _fuse(operations: list[Operation], first: int, out: int, second: int) -> None:

@@ -184,8 +184,9 @@ class Run:
         history.loss += losses
         if evaluator.names:
             history.add(numbers or evaluator.nothing)
-        before = history.seconds[-1] if history.seconds else 0.0
-        history.seconds += np.linspace(before, time.perf_counter() - self._start, len(losses) + 1)[1:].tolist()
+        now = time.perf_counter() - self._start
+        share = (now - (history.seconds[-1] if history.seconds else 0.0)) / len(losses) if len(losses) > 1 else 0.0
+        history.seconds += [now - share * later for later in reversed(range(len(losses)))]  # done together, in equal times
         if self._writer is not None and self._writer.watched and sound:
             steps.flush()
             self._note()

@@ -19,10 +19,21 @@ pytest.importorskip("llvmlite", reason="object files need llvmlite")
 from chains.backends.native import NativeBackend
 from chains.backends.native.llvm.jit import Code
 from chains.backends.native.llvm.target import processor
+from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.objects import Objects
 from chains.exporting.targets import targets_of
 
 CTYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+
+
+def by_numpy(call: Call, n: int, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of a call as NumPy fills them, by name."""
+    buffers = call.program.buffers
+    given = {name: np.array(array, buffers[name].dtype) for name, array in arrays.items() if name in buffers}
+    binding = NumpyBackend().bind(call.program, n, given)
+    with np.errstate(all="ignore"):
+        binding()
+    return binding.arrays
 
 
 def interface(net: Chain, dtype: str = "float32", *, p: Any = None, state: Any = None, **settings: Any) -> Interface:

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, Flatten, Softmax, SquaredLoss, tanh
-from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.c_operations import Context, lines_of
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
-from tests.exporting.support import Functions, data, interface, whole_calls
+from tests.exporting.support import Functions, by_numpy, data, interface, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES
 from tests.tools import tool
 
@@ -59,16 +58,6 @@ def compare_in_float32(functions, exact, n, arrays):
             numbers = wanted[name].reshape(found[name].shape)
             rounding = abs(numpy[name] - wanted[name]).max(initial=0.0)
             assert abs(found[name] - numbers).max(initial=0.0) <= max(1e-6 * scale(numbers), 2.0 * rounding), (call.name, name)
-
-
-def by_numpy(call, n, arrays):
-    """What NumPy fills, by name."""
-    buffers = call.program.buffers
-    given = {name: np.array(array, buffers[name].dtype) for name, array in arrays.items() if name in buffers}
-    binding = NumpyBackend().bind(call.program, n, given)
-    with np.errstate(all="ignore"):
-        binding()
-    return binding.arrays
 
 
 def scale(numbers):

@@ -16,9 +16,8 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from chains.backends.numpy.backend import NumpyBackend
 from chains.exporting.header import ctype, header_text
-from tests.exporting.support import data, interface, loaded, whole_calls
+from tests.exporting.support import by_numpy, data, interface, loaded, whole_calls
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES
 from tests.tools import emulator_fault, tool
 
@@ -139,12 +138,7 @@ class Program:
 
 def from_numpy(made, call, n, arrays):
     """What NumPy computes."""
-    buffers = call.program.buffers
-    given = {name: np.array(array, buffers[name].dtype) for name, array in arrays.items() if name in buffers}
-    binding = NumpyBackend().bind(call.program, n, given)
-    with np.errstate(all="ignore"):
-        binding()
-    return binding.arrays
+    return by_numpy(call, n, arrays)
 
 
 def compare(program, printed, reference, close):

@@ -139,3 +139,10 @@ def test_public_names_of_other_packages_list_their_parameters(name):
 
 def test_another_list_of_parameters_is_told():
     assert documented("One.\n\nParameters\n----------\na, b : int\n    Both.\n") == ["a", "b"]
+
+
+def test_changes_are_listed_once():
+    """Of each version; two entries that begin with the same words are one change, from before and after a merge."""
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        begins = [line[:40] for line in version.splitlines() if line.startswith("- ")]
+        assert sorted(begins) == sorted(set(begins))

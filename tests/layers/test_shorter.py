@@ -105,12 +105,16 @@ def test_a_maximum_that_cancels_is_not_pulled_back(name):
     assert ("chosen" in pulled_back(layer, (2, 3))) != cancels
 
 
+def divided_by_sum(ops, x, y, s):
+    ops.sum(s.total, s.e)
+    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+
+
 def variance(ops, x, y, p, s):
     ops.sum(s.total, x)
     ops.map(s.row, lambda t: t * (1.0 / 3.0), s.total)
     ops.map(s.e, lambda x, m: (x - m) * (x - m), x, s.row)
-    ops.sum(s.total, s.e)
-    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+    divided_by_sum(ops, x, y, s)
 
 
 def weighted(ops, x, y, p, s):
@@ -118,8 +122,7 @@ def weighted(ops, x, y, p, s):
     ops.sum(s.row, x)
     ops.map(s.row, lambda t: t / 3.0, s.row)
     ops.map(s.e, lambda x, m, w: (x - m) * (x - m) * w, x, s.row, p.w)
-    ops.sum(s.total, s.e)
-    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+    divided_by_sum(ops, x, y, s)
 
 
 def half_of_it(ops, x, y, p, s):
@@ -127,8 +130,7 @@ def half_of_it(ops, x, y, p, s):
     ops.sum(s.row, x)
     ops.map(s.row, lambda t: t / 6.0, s.row)
     ops.map(s.e, lambda x, m: (x - m) * (x - m), x, s.row)
-    ops.sum(s.total, s.e)
-    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+    divided_by_sum(ops, x, y, s)
 
 
 def mean_of_others(ops, x, y, p, s):
@@ -137,8 +139,7 @@ def mean_of_others(ops, x, y, p, s):
     ops.sum(s.row, s.e)
     ops.map(s.row, lambda t: t / 3.0, s.row)
     ops.map(s.e, lambda x, m: (x - m) * (x - m), x, s.row)
-    ops.sum(s.total, s.e)
-    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+    divided_by_sum(ops, x, y, s)
 
 
 def mean_of_before(ops, x, y, p, s):
@@ -148,8 +149,7 @@ def mean_of_before(ops, x, y, p, s):
     ops.map(s.row, lambda t: t / 3.0, s.row)
     ops.map(s.e, lambda e, w: e * w, s.e, p.w)
     ops.map(s.e, lambda e, m: (e - m) * (e - m), s.e, s.row)
-    ops.sum(s.total, s.e)
-    ops.map(y, lambda x, v: x / (1.0 + v), x, s.total)
+    divided_by_sum(ops, x, y, s)
 
 
 def mean_of_the_step_before(ops, x, y, p, s):

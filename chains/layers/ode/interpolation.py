@@ -18,9 +18,7 @@ from chains.program.view import View
 
 
 class Span(NamedTuple):
-    """The times of a step, (batch, 1): its begin and end, and its length, 0 if it was refused. `tried` is the length that was
-    tried.
-    """
+    """The times of a step, (batch, 1): its begin and end, the length that was tried, and that taken, 0 if it was refused."""
 
     begin: View
     end: View
@@ -82,11 +80,8 @@ class Interpolation:
     def pull_times(self, dy: View, span: Span, state: View, pieces: Sequence[View]) -> None:
         """Record that the cotangents of the times within a step are added to `d_times`."""
         assert self.d_times is not None
-        ops, terms, sums = (
-            self.ops,
-            self.ops.scratch("by the times", dy.sample_shape),
-            self.ops.scratch("d_time", dy.sample_shape[:1]),
-        )
+        ops = self.ops
+        terms, sums = ops.scratch("by the times", dy.sample_shape), ops.scratch("d_time", dy.sample_shape[:1])
         coefficients = (view.expand(1) for view in self.coefficients(state, span.tried, pieces))
         ops.map(terms, _by_time, *(view.expand(-1) for view in (self.times, *span)), dy, *coefficients)
         ops.sum(sums.expand(-1), terms)
