@@ -54,6 +54,14 @@ def assert_same(net, members, monkeypatch, calls, **settings):
     calls.clear()
 
 
+def test_epochs_done_together_share_their_time(calls):
+    net = Chain(Dense(3, 6, tanh), Dense(6, 2), backend="native")
+    for _ in range(2):
+        history = train(net, net.init(), X, T, SquaredLoss(), Adam(0.01), epochs=EPOCHS, batch_size=10, drop_last=True)
+    assert calls
+    assert min(np.diff(history.seconds)) > 0.0
+
+
 @pytest.mark.parametrize("members", [0, MEMBERS])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_same_bits(net, members, shuffle, monkeypatch, calls):
