@@ -124,12 +124,15 @@ def test_a_load_finds_what_a_store_has_written():
         x = f.load(FLOAT, f.address(second, integer(1), FLOAT))
         f.store(f.splat(x, 4), f.address(first, integer(16), FLOAT))
         f.store(x, f.address(first, integer(20), FLOAT))
+        f.store(vector(f, f.address(first, integer(20), FLOAT), 1), f.address(first, integer(24), FLOAT))
 
     memory = numbers()
     text = run(write, memory)
     assert text.count(" = load ") == 1
     assert "call <4 x float> @llvm.masked.load" not in text
-    assert [*memory[8:12], *memory[16:21]] == [1.0, 2.0, 3.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert [*memory[8:12]] == [1.0, 2.0, 3.0, 0.0]
+    assert [*memory[16:21]] == [2.0] * 5
+    assert [*memory[24:28]] == [2.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,8 @@ class Function:
             vector = self.intrinsic("arithmetic.fence", vector)
         if type.lanes == 1:
             return vector if vector.type.lanes == 1 else Lane(self, vector, lanes[0])
+        if vector.type.lanes == 1:
+            return self.assign(type, f"insertelement {type} zeroinitializer, {vector}, i64 0")
         if vector.type == type and lanes == list(range(type.lanes)):
             return vector
         zeros = [vector.type.lanes] * (type.lanes - len(lanes))  # outside the mask
@@ -382,11 +384,11 @@ class Function:
 
         Returns the final i (the first value not below `stop`) and the carried values.
         """
-        known = self._known_pair(start, stop)
-        if known and isinstance(step, int) and known[1] <= known[0] + step:
-            if known[1] <= known[0]:
+        bounds = self._known_pair(start, stop)
+        if bounds and isinstance(step, int) and bounds[1] <= bounds[0] + step:
+            if bounds[1] <= bounds[0]:
                 return start, list(carried)
-            return integer(known[0] + step), list(body(start, list(carried)) or ())
+            return integer(bounds[0] + step), list(body(start, list(carried)) or ())
         head, inside, after = self.label("head"), self.label("body"), self.label("after")
         start, stop, *carried = (Value(value.text, value.type) for value in (start, stop, *carried))
         entered, known = self._block, self._known
