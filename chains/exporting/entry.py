@@ -143,6 +143,8 @@ class _Entry:
         self.call, self.target, self.scratch, self.straight = planned.call, planned.target, planned.scratch, planned.straight
         self.signature, self.interface, self.symbol = planned.signature, interface, symbol
 
+    f: Function
+
     def write(self, module: Module, plan: ExecutionPlan) -> None:
         """Add it to a module that has, for every segment, the functions that `Compiler` writes."""
         if self.straight is None:
@@ -150,8 +152,8 @@ class _Entry:
             return
         symbol = f"{self.symbol}_many"
         self._write(module, plan, symbol)
-        self.f = f = Straight(module, self.symbol, parameters(self.call, self.interface, self.target))
-        self.given = {argument.text[1:]: argument for argument in f.arguments}
+        f = Straight(module, self.symbol, parameters(self.call, self.interface, self.target))
+        self.f, self.given = f, {argument.text[1:]: argument for argument in f.arguments}
         n, straight = self.given["n"], self.straight
         one = f.compare("eq", n, Value("1", n.type))
         f.when(one, lambda: write_straight(f, straight, self._given), lambda: f.invoke(symbol, None, *f.arguments))

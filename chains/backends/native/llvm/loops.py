@@ -80,13 +80,13 @@ def combined(f: Function, accumulators: Sequence[Value], sums: int, combine: Com
     """
     combine = combine or partial(f.binary, "fadd")
 
-    def together(a: Sequence[Value], b: Sequence[Value]) -> list[Value]:
+    def together(a: list[Value], b: list[Value]) -> list[Value]:
         return [combine(x, y) for x, y in zip(a, b, strict=True)]
 
-    sets: list[Sequence[Value]] = [accumulators[k : k + sums] for k in range(0, len(accumulators), sums)]
+    sets = [list(accumulators[k : k + sums]) for k in range(0, len(accumulators), sums)]
     while f.waits and len(sets) > 2:
         sets = [together(*sets[k : k + 2]) if k + 1 < len(sets) else sets[k] for k in range(0, len(sets), 2)]
-    return list(reduce(together, sets))
+    return reduce(together, sets)
 
 
 def along_vectors(f: Function, length: int, lanes: int, step: MaskedStep, sums: Sequence[Value]) -> Sequence[Value]:
