@@ -162,14 +162,20 @@ def _record_equations(ops: Recorder, network: Network, points: Points, loss: Ser
             PerSample(ops, {g.buffer: j.index(1, number)}).record(recorded)
 
 
+class MatrixForm(NamedTuple):
+    """The array for a symmetric matrix: its shape, and whether more than the blocks on and above the diagonal are filled."""
+
+    shape: tuple[int, int]
+    both_halves: bool = False
+
+
 def sum_of_squares(
-    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: tuple[int, int] | None, *, masked: bool = False,
+    network: Network, loss: Loss, target: tuple[int, ...], dtype: Any, matrix: MatrixForm | None, *, masked: bool = False,
     forward: bool = False,
 ) -> Program:  # fmt: skip
     """value = r'r / 2 for the residuals r times `factors`, (batch, residuals). With `matrix`, also g = J'r and J'J. Pure.
 
-    `matrix` is the shape of the array for J'J. The blocks on and above the diagonal are filled. J is computed by tangents if
-    `forward`, else by pullbacks.
+    J is computed by tangents if `forward`, else by pullbacks.
     """
     name = "sum of squares" if matrix is None else f"sum of squares, Jacobian {'forward' if forward else 'in reverse'}"
     ops, p, x = begin(name, network, dtype, training=False, masked=masked)
@@ -237,17 +243,19 @@ def _difference(y: Any, t: Any, factor: Any) -> Any:
     return where(factor == 0.0, 0.0, (y - t) * factor)
 
 
-def _record_normal_equations(ops: Recorder, r: View, j: View, matrix: tuple[int, int]) -> None:
-    """Record g = J'r, and the blocks of J'J on and above the diagonal."""
+def _record_normal_equations(ops: Recorder, r: View, j: View, form: MatrixForm) -> None:
+    """Record g = J'r, and J'J in blocks of rows. Blocks below the diagonal are copies."""
     count, size = r.sample_size, int(j.shape[-1])  # type: ignore[arg-type]
     by_residual = j.rows
     ops.matmul(ops.external("g", (size,), role="output").expand(0), r.reshape(count, 1).rows.T, by_residual)
-    normal = ops.external("matrix", matrix, role="output")
+    matrix = ops.external("matrix", form.shape, role="output")
     rows = max(MIN_BLOCK_ROWS, -(-size // (8 * MAX_BLOCKS)) * 8)  # whole vectors
     for start in range(0, size, rows):
         stop = min(size, start + rows)
-        block = normal.slice(0, start, stop).slice(1, start, size)
-        ops.matmul(block, by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
+        block = matrix.slice(0, start, stop)
+        ops.matmul(block.slice(1, start, size), by_residual.slice(1, start, stop).T, by_residual.slice(1, start, size))
+        if form.both_halves and stop < size:
+            ops.copy(matrix.slice(0, stop, size).slice(1, start, stop), block.slice(1, stop, size).T)
 
 
 def _weighed(x: Any, factor: Any) -> Any:
