@@ -163,13 +163,19 @@ def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...],
 
 
 def with_hints(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with errors about unknown arguments by keyword that name the argument which was probably meant."""
+    """The function, with errors about unknown arguments by keyword that name the argument which was probably meant, and with
+    errors about too many arguments by position that list those which need their names.
+    """
     code = function.__code__
-    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    most, known = code.co_argcount, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     names = frozenset(known)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> T:
+        if len(args) > most:
+            first = ", ".join(f"`{name}`" for name in known[:most] if name != "self")
+            others = ", ".join(f"{name}=" for name in known[most:])
+            raise TypeError(f"{code.co_name}() takes {first} by position: name what {shown(args[most])} is, one of {others}")
         if not names.issuperset(keywords):
             unknown = next(name for name in keywords if name not in names)
             hint = meant(unknown, known) or f"; its arguments are {', '.join(known)}"

@@ -92,7 +92,7 @@ INSIDE = {
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes check_series timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps "
-    "kept_axes check_tangents has_tangents "
+    "kept_axes check_tangents has_tangents without_lengths "
     "may_fail advice all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
     "ops": "again aside carried depth external finish held in_loop keeps_parts linearises lengths map_formula name "
     "operations output_lengths pop_operations symbolic",

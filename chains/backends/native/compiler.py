@@ -91,9 +91,9 @@ class Compiler:
 
     def _views(self, steps: Sequence[PlanStep]) -> list[View]:
         """All views of these steps."""
-        views = []
+        views: list[View] = []
         for step in (each for outer in steps for each in outer.all):
-            views += [view for operation in step.operations for view in operation.views]
+            views += step.views
             views += [view for each in step.alone for view in each.operation.views]
             views += [step.packed.copy] if step.packed else []
         return views

@@ -288,6 +288,13 @@ class Function:
     def branch(self, condition: Value, yes: str, no: str) -> None:
         self.line(f"br {condition}, label %{yes}, label %{no}")
 
+    def quotient(self, a: Value, b: int) -> Value:
+        """An integer divided by a factor that it has."""
+        known = _constant(a)
+        if b == 1:
+            return a
+        return integer(known // b) if known is not None else self._once(a.type, f"udiv exact {a}, {b}")
+
     def loop(
         self, start: Value, stop: Value, step: int | Value, body: LoopBody, carried: Sequence[Value] = ()
     ) -> tuple[Value, list[Value]]:
