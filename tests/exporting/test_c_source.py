@@ -10,10 +10,11 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, Flatten, Softmax, SquaredLoss, tanh
-from chains.exporting.c_operations import Context, lines_of
+from chains import GRU, SGD, Adam, BatchNorm, Chain, Dense, Dropout, Embedding, Flatten, Layer, Softmax, SquaredLoss, tanh
+from chains.exporting.c_operations import C99, Context, lines_of
 from chains.exporting.c_source import CSource
 from chains.exporting.header import header_text
+from chains.expr import trace
 from chains.program.operations import Operation
 from chains.program.recorder import Recorder
 from tests.exporting.support import Functions, by_numpy, data, interface, whole_calls
@@ -91,8 +92,18 @@ def test_tiles_of_two_samples_would_make_gcc_warn(name, dtype, tmp_path):
     built(interface(case.net(), dtype, **loss), tmp_path, "-O2")
 
 
+class Largest(Layer):
+    """The largest entry along the first axis."""
+
+    def declare(self, d):
+        d.output((1, *d.input[1:]))
+
+    def forward(self, ops, x, y, p, s):
+        ops.max(y, x)
+
+
 def test_no_parameters_as_part_of_the_code(tmp_path):
-    net = Chain(Flatten(), Softmax(), input_shape=(2, 3))
+    net = Chain(Largest(), Flatten(), Softmax(), input_shape=(2, 3))
     functions = built(interface(net, "float64", p=np.empty(0), gradient=None), tmp_path)
     x = np.random.default_rng(0).normal(size=(5, 2, 3))
     np.testing.assert_allclose(functions("forward", 5, x=x)["y"], net(x, np.empty(0)), rtol=1e-15)
@@ -156,6 +167,12 @@ def test_operations_without_c_are_named():
     ops = Recorder("strange", np.float32)
     with pytest.raises(NotImplementedError, match=r"exported C has no operation `strange` \(0\.Odd\): export an object file"):
         lines_of(Strange((ops.external("out", (), role="output"),), (), label="0.Odd"), Context("model"))
+
+
+def test_numbers_of_formulas_are_written_where_they_are_used():
+    lines, names = C99.statements(trace(lambda a: (2.0 * a - 0.5, 3.0)), ["x[i]"], "v", "float")
+    assert lines == ["const float v1 = 2.0f * x[i];", "const float v3 = v1 - 0.5f;"]
+    assert names == ["v3", "3.0f"]
 
 
 def test_four_products_are_added_at_once():

@@ -110,6 +110,10 @@ EQUAL = {
     "a transposition": ([("Transpose", ["x"], ["y"], {"perm": [0, 2, 1]})], (3, 4), {}),
     "the last step": ([("Gather", ["x", "i"], ["y"], {"axis": 1})], (3, 4), {"i": np.int64(-1)}),
     "a product with a vector": ([("MatMul", ["x", "b"], ["y"])], (3, 4), {"b": B}),
+    "an array with an axis for each sample": (
+        [*BATCH, ("ConstantOfShape", ["n"], ["s"], {"value": onnx.numpy_helper.from_array(ints(1))}),
+         ("ConstantOfShape", ["s"], ["c"], {"value": onnx.numpy_helper.from_array(B[:1])}),
+         ("ReduceMax", ["c"], ["m"], {"keepdims": 0}), ("Add", ["x", "m"], ["y"])], (4,), {"i": ints(0), "j": ints(1)}),
 }  # fmt: skip
 
 

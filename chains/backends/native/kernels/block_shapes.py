@@ -79,6 +79,7 @@ class BlockShapes:
     winograd: Block  # output channels times tiles
     winograd_weight: Block  # output channels times input channels, together a multiple of the lanes
     updates_ahead: int  # how many blocks before their update a sum over the samples prefetches weights; 0: never
+    pools_in_convolutions: bool  # whether blocks are whole windows of a pool that follows; twelve sums are too few for that
     reduce: int = 8  # vectors of columns
     pool: int = 4  # windows of a row
 
@@ -92,11 +93,12 @@ SHAPES = {
         matmul_narrow=Block(rows=8, vectors=8),
         gemm=Gemm(rows=12, vectors=2),
         gemm_128=Gemm(rows=8, vectors=2),
-        convolve=Limits(results=24, registers=64, outs=8, across=12),
+        convolve=Limits(results=24, registers=32, outs=8, across=12),
         convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
         winograd_weight=Block(rows=4, vectors=4),
         updates_ahead=0,
+        pools_in_convolutions=True,
     ),
     16: BlockShapes(
         matmul=Panels((12, 6)),
@@ -111,6 +113,7 @@ SHAPES = {
         winograd=Block(rows=6, vectors=2),
         winograd_weight=Block(rows=4, vectors=2),
         updates_ahead=2,
+        pools_in_convolutions=False,
     ),
 }
 
