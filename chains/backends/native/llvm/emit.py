@@ -99,7 +99,7 @@ def integer(value: int) -> Value:
     return Value(str(value), I64)
 
 
-def _constant(value: Value) -> int | None:
+def known_number(value: Value) -> int | None:
     """The number that a value is, if it is known."""
     return None if isinstance(value, Offset) or not value.text.lstrip("-").isdigit() else int(value.text)
 
@@ -107,7 +107,7 @@ def _constant(value: Value) -> int | None:
 def _constant_last(a: Value, b: Value | int) -> tuple[Value, Value]:
     """Two operands in an order in which a known number comes last."""
     b = b if isinstance(b, Value) else integer(b)
-    return (a, b) if _constant(a) is None else (b, a)
+    return (a, b) if known_number(a) is None else (b, a)
 
 
 def _parts(value: Value) -> tuple[Value, int]:
@@ -121,7 +121,12 @@ def lanes_of(mask: Value | None, lanes: int) -> int:
 
 
 class Function:
-    """A function being written. Methods append instructions and return their results."""
+    """A function being written. Methods append instructions and return their results.
+
+    A function `waits` if few of its instructions are independent: then sums in parts and short chains of operations are faster.
+    """
+
+    waits = False
 
     def __init__(
         self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void", *, apart: str = ""
@@ -204,7 +209,7 @@ class Function:
 
     def address(self, base: Value, index: Value, type: Type) -> Value:
         """`base` advanced by `index` elements."""
-        constant = _constant(index)
+        constant = known_number(index)
         if constant == 0:
             return base
         if isinstance(index, Offset):
@@ -260,7 +265,7 @@ class Function:
 
     def add(self, a: Value, b: Value | int) -> Value:
         a, b = _constant_last(a, b)
-        x, y = _constant(a), _constant(b)
+        x, y = known_number(a), known_number(b)
         if y is not None:
             return self._plus(a, y) if x is None else integer(x + y)
         (base, first), (other, second) = _parts(a), _parts(b)
@@ -274,7 +279,7 @@ class Function:
 
     def mul(self, a: Value, b: Value | int) -> Value:
         a, b = _constant_last(a, b)
-        x, y = _constant(a), _constant(b)
+        x, y = known_number(a), known_number(b)
         if y is not None and x is not None:
             return integer(x * y)
         if y == 1:
@@ -303,7 +308,7 @@ class Function:
 
     def quotient(self, a: Value, b: int) -> Value:
         """An integer divided by a factor that it has."""
-        known = _constant(a)
+        known = known_number(a)
         if b == 1:
             return a
         return integer(known // b) if known is not None else self._once(a.type, f"udiv exact {a}, {b}")
