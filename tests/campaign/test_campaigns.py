@@ -250,4 +250,4 @@ def test_every_room_has_tests():
 
 
 def test_cases_that_fit():
-    assert [durations.fitting(each) for each in ([0.1, 0.1], [0.125] * 6, [0.1, 0.3], [1.0])] == [2, 2, 1, 0]
+    assert [durations.fitting(each) for each in ([0.1, 0.1], [0.125] * 6, [0.1, 0.3], [1.0])] == [2, 1, 1, 0]

@@ -17,6 +17,7 @@ from chains import (
     CrossEntropyLoss,
     Dense,
     Embedding,
+    Equations,
     Flatten,
     MSELoss,
     Reshape,
@@ -123,6 +124,10 @@ def test_networks_without_a_time_axis_have_no_lengths(problem):
     dense = Chain(Dense(2, 1))
     with pytest.raises(ValueError, match="`lengths` must be left out: no layer of this network has a time axis"):
         dense(x[:, 0], dense.init(), lengths=LENGTHS)
+    falling = Equations(lambda h: -1.0, ("h",))
+    event = Chain(ODE(falling, [0.0, 1.0], event=Equations(lambda h: h, ("h",))), backend="numpy")
+    with pytest.raises(ValueError, match=r"`lengths` must be left out: layer 0, ODE.*, ends solutions at its `event`"):
+        event(x[:, 0, :1], np.zeros(0), lengths=LENGTHS)
 
 
 @pytest.mark.parametrize("members", [None, 2])
