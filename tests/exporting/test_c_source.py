@@ -187,6 +187,14 @@ def test_numbers_of_formulas_are_written_where_they_are_used():
     assert names == ["v3", "3.0f"]
 
 
+@pytest.mark.parametrize(("shape", "kind"), [((), "double"), ((3,), "float")])
+def test_single_numbers_are_computed_in_double_precision(shape, kind):
+    ops = Recorder("a number", np.float32)
+    a, out = (ops.external(name, shape, role=role) for name, role in (("a", "input"), ("out", "output")))
+    ops.map(out, lambda a: a * a, a)
+    assert f"const {kind} v0 = a0 * a0;" in "\n".join(lines_of(ops.operations[0], Context(lambda buffer: buffer.name)))
+
+
 def test_four_products_are_added_at_once():
     text = CSource(interface(Chain(Dense(6, 5, bias=False)), gradient=None)).text(None)
     assert "y_here[i * 5 + j] += factor0 * p[k * 5 + j] + factor1 * p[(k + 1) * 5 + j]" in text
