@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from chains.backends import Binding, Executable
+from chains.backends import Executable
 from chains.backends.base import Fitter
-from chains.backends.executable import decline
 from chains.losses import SeriesLoss
 from chains.minimize.minimize import minimize as minimize_in_place
 from chains.minimize.rows import CompiledFits
 from chains.network import executables, jacobian_direction
 from chains.network.call import Call, check_data, check_numbers, shared_arrays, state_of
 from chains.network.network import Network
-from chains.objectives.fits import fitter_of, started
+from chains.objectives.fits import fitter_of, normal_equations_of, started
 from chains.objectives.free import FreeObjective
+from chains.objectives.on_data import OnData
 from chains.objectives.second_order import SecondOrder
 from chains.objectives.trained_arguments import minimize_trained
 from chains.support import arguments
@@ -70,7 +70,6 @@ class Objective:
         kinds = {name: program.buffers[name].dtype if name in program.buffers else program.dtype for name in data}
         self.n_params, self._trained = network.n_params, network.trainable
         self.batch = len(data["x"])
-        self._executable = executable
         self._place = memory_of(data["x"])
         own = {
             name: array if MappedFile.of(array, kinds[name]) else self._place.array(self._place.contiguous(array, kinds[name]))
@@ -79,9 +78,8 @@ class Objective:
         self._data = own | dict(extra)
         self._remake = remake
         self._second = second
-        self._idle: list[tuple[Binding, np.ndarray, np.ndarray, np.ndarray]] = []
-        self._quick: Callable[..., Any] = decline
-        self._slow_calls = 0
+        self._gradient = OnData(executable, self._data, self.n_params, {"g": (self.n_params,)})
+        self._quick = self._gradient.quick
 
     def __call__(self, p: Any) -> tuple[Any, np.ndarray]:
         """The value and the gradient, in the memory of `p`.
@@ -113,24 +111,8 @@ class Objective:
                 f"`p` has shape {p.shape}, but the network has {counted(self.n_params, 'parameter')}, "
                 f"shape ({self.n_params},), or (members, {self.n_params}) for many networks"
             )
-        try:
-            bound = self._idle.pop()
-        except IndexError:
-            bound = self._bind()
-        binding, own_p, own_g, own_value = bound
-        if self._place is HOST:
-            if memory_of(p) is not HOST:
-                raise TypeError(
-                    "`p` is on the GPU and the data in the computer's memory: make the objective with cupy.asarray(x)"
-                )
-            own_p[...] = p
-            binding()
-            result = own_value.item(), own_g.copy()
-        else:
-            result = self._elsewhere(p, *bound)
-        self._slow_calls += 1
-        if self._slow_calls != 2 or not self._quicken(binding):  # many objectives are called only once, in another process
-            self._idle.append(bound)
+        result: tuple[float, Any] = self._gradient(p)
+        self._quick = self._gradient.quick
         return result
 
     def minimize(self, p: Any, method: str = "BFGS", *, progress: bool | None = None, **options: Any) -> Any:
@@ -239,7 +221,11 @@ class Objective:
         p : array, shape (n_params,)
             The parameters.
         """
-        return self.second_order.normal_equations(self._vector("p", p), self._data)
+        compiled = self._normal_equations
+        if compiled is None:
+            return self.second_order.normal_equations(self._vector("p", p), self._data)
+        found: tuple[float, np.ndarray, np.ndarray] = compiled.quick(p, None, None) or compiled(self._vector("p", p))
+        return found
 
     @property
     def jacobian_direction(self) -> str:
@@ -258,6 +244,10 @@ class Objective:
     @cached_property
     def _fitter(self) -> Fitter | None:
         return fitter_of(self.second_order, self._data, ()) if self._place is HOST else None
+
+    @cached_property
+    def _normal_equations(self) -> OnData | None:
+        return normal_equations_of(self.second_order, self._data) if self._place is HOST else None
 
     @property
     def free(self) -> FreeObjective:
@@ -290,32 +280,6 @@ class Objective:
             value[0], own = self(row)
             place.assign(gradient, own)
         return values, gradients
-
-    def _elsewhere(self, p: Any, binding: Binding, own_p: Any, own_g: Any, own_value: Any) -> tuple[float, Any]:
-        """The value and the gradient for data on a GPU."""
-        self._place.assign(own_p, p)
-        binding()
-        g = memory_of(p).empty(own_g.shape, own_g.dtype)
-        self._place.assign(g, own_g)
-        return own_value.item(), g
-
-    def _quicken(self, binding: Binding) -> bool:
-        """Use a binding for a function in machine code from now on. Returns whether there is one."""
-        run = self._executable
-        if (
-            run.takes(("p",), ("g",), self._data)
-            and (found := run.backend.function(binding, {"p": run.program.dtype}, ("g",))) is not None
-        ):
-            self._quick = found
-        return self._quick is not decline
-
-    def _bind(self) -> tuple[Binding, np.ndarray, np.ndarray, np.ndarray]:
-        program = self._executable.program
-        arrays = {name: array for name, array in self._data.items() if name in program.buffers} | self._executable.settings
-        for name, length in (("p", (self.n_params,)), ("g", (self.n_params,)), ("value", ())):
-            arrays[name] = self._place.contiguous(np.zeros(length, program.dtype))
-        known = {name: array for name, array in arrays.items() if name in program.buffers}
-        return self._executable.backend.bind(program, self.batch, known), arrays["p"], arrays["g"], arrays["value"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """When copied or sent to another process, the network makes the objective again, from the data or their files."""

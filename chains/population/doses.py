@@ -74,7 +74,7 @@ def dose_table(
         _single(np.stack([times, amounts, infusion, into, addl, ii, ss], -1)[subject][used[subject]], train)
         for subject in range(len(times))
     ]
-    out = np.zeros((4, len(rows), max(1, *(len(row) for row in rows), 1)))
+    out = np.zeros((4, len(rows), max([1, *(len(row) for row in rows)])))
     out[0] = np.inf
     for subject, row in enumerate(rows):
         out[:, subject, : len(row)] = row.T

@@ -181,7 +181,7 @@ class SourceBatches:
         self.source, self.settings, self.seeds = source, position.data, np.array(position.data["seed"], np.uint64)
         self.arrays: dict[str, Any] = {}  # no data are known ahead
         self._network, self._p, self._loss, self._penalty, self._check_finite = network, p, loss, penalty, check_finite
-        if position.source_epoch is not None and source_epoch(source) is not None:
+        if source_epoch(source) is not None:
             source.epoch = position.source_epoch
         self.epoch = source_epoch(source)  # the number of the last pass begun, if the source counts passes
         seen = position.step

@@ -202,7 +202,8 @@ def test_the_first_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(mutants, "failing", failing)
     monkeypatch.setattr(mutants, "FIRST", (1, 15))
-    found = mutants.judged(mutant, "def f(): y\n", tmp_path, OneLine(), ["quick", "rest"])
+    judge = mutants.Judge(tmp_path, OneLine(), ["quick", "rest"])
+    found = judge.judged(mutant, "def f(): y\n")
     assert (found.found_by, found.test) == ("rest", "tests/x.py::rest")
     first, second, third = (["tests/layers/b.py::far"], ["tests/layers/a.py::near"], ["tests/x.py::rest"])
     changed, same = "def f(): y\n", "def f(): x\n"
@@ -212,24 +213,29 @@ def test_the_first_tests_that_find_a_mutant_are_named(tmp_path, monkeypatch):
         (changed, third, 1.0, True),
         (same, third, 1.0, True),
     ]
+    assert judge.judged(mutant, changed).found_by == "rest"
+    assert ran[4:] == ran[:3]  # the test is known to pass without the change
     assert (tmp_path / "a.py").read_text() == same
     assert mutants.table([found]).splitlines()[1].split() == ["layers", "0", "1", "0"]
 
 
-def test_what_runs_while_tests_are_collected_is_reached_by_those_of_its_room():
+@pytest.mark.parametrize("few", [0, 1])
+def test_what_runs_while_tests_are_collected_or_in_few_is_reached_by_those_of_its_room(few, monkeypatch):
+    monkeypatch.setattr(mutants, "FEW", few)
     source = "def f():\n" + 6 * "    g()\n"
     found = {
         number: mutants.reaching(mutants.Mutant(0, "layers", "chains/b.py", number, "", ""), source, OneLine())
         for number in (6, 7)
     }
-    assert found == {6: [], 7: ["tests/layers/b.py::far", "tests/layers/a.py::near"]}
+    near = ["tests/layers/b.py::far", "tests/layers/a.py::near"]
+    assert found == {6: near if few else [], 7: near}
 
 
 def test_a_test_that_fails_anyway_finds_nothing(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("def f(): x\n")
     monkeypatch.setattr(mutants, "failing", lambda place, tests, seconds, *, rest: tests[0])
     mutant = mutants.Mutant(0, "layers", "a.py", 1, "x", "y")
-    assert mutants.judged(mutant, "def f(): y\n", tmp_path, OneLine(), ["quick", "rest"]).found_by == "none"
+    assert mutants.Judge(tmp_path, OneLine(), ["quick", "rest"]).judged(mutant, "def f(): y\n").found_by == "none"
 
 
 def test_every_room_has_tests():
@@ -244,4 +250,4 @@ def test_every_room_has_tests():
 
 
 def test_cases_that_fit():
-    assert [durations.fitting(each) for each in ([0.1, 0.1], [0.125] * 6, [0.1, 0.3], [1.0])] == [2, 2, 1, 0]
+    assert [durations.fitting(each) for each in ([0.1, 0.1], [0.125] * 6, [0.1, 0.3], [1.0])] == [2, 1, 1, 0]

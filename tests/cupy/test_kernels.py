@@ -13,15 +13,15 @@ from chains.backends import UnsupportedOperationError
 from chains.backends.cupy.compiler import Compiled
 from chains.backends.cupy.fused.tiling_policy import tiling_of
 from chains.backends.cupy.fused_program import fused_program
-from chains.backends.cupy.kernels import convolutions, indexed
+from chains.backends.cupy.kernels import convolutions, images, indexed
 from chains.backends.cupy.source.commands import Launch, Pointers, Product, Source
 from chains.expr import BINARY, COMPARISONS, TERNARY, UNARY, Expr, trace_nodes
 from chains.network import record
 from chains.network.network import network_of
-from chains.program.operations import Operation
+from chains.program.operations import Operation, Window
 from chains.program.program import Program
 from chains.program.recorder import Recorder
-from chains.program.view import Buffer
+from chains.program.view import Batch, Buffer
 from tests.cupy import nvrtc
 from tests.cupy.resources import excess, spilling, too_much
 from tests.cupy.support import CONVOLUTIONS, EMULATED, arrays_of, gradient_program, needs_compiler, needs_nvrtc
@@ -265,6 +265,20 @@ def test_maps_that_overwrite_what_others_read():
     program = ops.finish()
     for name in EMULATED:
         np.testing.assert_array_equal(run_program(program, name, 1, {"a": start})["a"], wanted)
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_entries_in_the_padding_are_left_out_and_no_others_are_asked_for(before, after, stride):
+    window, length = Window((1, 3), (1, stride), ((0, 0), (before, after))), 5
+    _, outputs = window.outputs((1, length))
+    x, y = (
+        Buffer(name, "input", np.dtype(np.float32), (Batch(), 1, 1, n)).whole for name, n in (("x", length), ("y", outputs))
+    )
+    places = {o * stride + k - before for o in range(outputs) for k in range(3)}
+    wanted = [text for text, needed in (("i < 0", min(places) < 0), ("i >= 5", max(places) >= length)) if needed]
+    assert images.outside(window, x, y, 1, "i") == wanted
 
 
 def test_unknown_operations_are_named():

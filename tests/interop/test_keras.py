@@ -186,3 +186,9 @@ def test_a_wrong_reader_is_found_out(keras, layers, monkeypatch):
 def test_other_things_are_refused():
     with pytest.raises(TypeError, match="must be a Sequential model of Keras"):
         from_keras(3)
+
+
+def test_layers_that_cannot_be_read_are_named():
+    reader = sys.modules[from_keras.__module__]._Reader((3,), False)
+    with pytest.raises(TypeError, match=r"keras\.layers\.object cannot be read; the layers that can are Activation, "):
+        reader.add(object())

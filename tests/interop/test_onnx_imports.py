@@ -119,6 +119,28 @@ def test_models_of_others_are_read(name):
     compared(model_of(nodes, shape, arrays, *opset))
 
 
+def test_an_array_may_have_an_axis_for_each_sample():
+    value = onnx.numpy_helper.from_array
+    nodes = [
+        *BATCH, ("ConstantOfShape", ["n"], ["s"], {"value": value(ints(1))}),
+        ("ConstantOfShape", ["s"], ["c"], {"value": value(B[:1])}), ("ReduceMax", ["c"], ["m"], {"keepdims": 0}),
+        ("Add", ["x", "m"], ["y"]),
+    ]  # fmt: skip
+    compared(model_of(nodes, (4,), {"i": ints(0), "j": ints(1)}))
+
+
+def test_functions_of_single_numbers_are_one_activation():
+    functions = [
+        ("HardSwish", {}), ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}), ("Shrink", {"lambd": 0.2}),
+        ("Selu", {}), ("ThresholdedRelu", {"alpha": 0.1}), ("Tan", {}), ("Elu", {"alpha": 0.5}), ("LeakyRelu", {}),
+    ]  # fmt: skip
+    names = ["x", *(f"h{k}" for k in range(len(functions) - 1)), "y"]
+    nodes = [(name, [a], [b], given) for (name, given), a, b in zip(functions, names[:-1], names[1:], strict=True)]
+    for k in range(1, len(nodes) + 1):
+        *before, (name, ins, _, given) = nodes[:k]
+        assert len(compared(model_of([*before, (name, ins, ["y"], given)], (4,), {})).layers) == 1
+
+
 SUMS = {
     "a sum": ("Add", ["a", "b"]), "a sum with the constant first": ("Add", ["b", "a"]), "a difference": ("Sub", ["a", "b"])
 }  # fmt: skip

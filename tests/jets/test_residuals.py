@@ -13,7 +13,7 @@ import pytest
 import chains
 from chains import ODE, Adam, Append, BatchNorm, Chain, Dense, Equations, Flatten, ResidualProblem, Select, Term, tanh, train
 from chains.expr import cos, sin, sqrt
-from chains.layers import Fourier, Periodic
+from chains.layers import Fourier, Layer, Periodic
 from chains.program.recorder import Recorder
 from tests.harness import BACKENDS
 
@@ -485,6 +485,33 @@ def test_piecewise_linear_networks_are_refused_for_second_derivatives(f):
     assert value(net, lambda u: u.t - u.x) > 0.0
     assert value(Chain(Dense(2, 4, tanh), Dense(4, 4, f), Dense(4, 1), backend="numpy"), lambda u: u.t - u.xx) > 0.0
     assert value(Chain(Dense(2, 1), backend="numpy"), lambda u: 1.0 + u.xx) == 1.0
+
+
+class Bent(Layer):
+    """y = x * x with a wrong pullback: `formula` of the cotangent and x is not linear in the cotangent."""
+
+    def __init__(self, formula):
+        self.formula = formula
+
+    def declare(self, d):
+        d.output(d.input)
+
+    def forward(self, ops, x, y, p, s):
+        ops.map(y, lambda x: x * x, x)
+
+    def pullback(self, ops, x, y, dy, dx, p, g, s):
+        ops.map(dx, self.formula, dy, x)
+
+
+@pytest.mark.parametrize(("formula", "words"), [
+    (lambda dy, x: dy + x, "a cotangent plus another number"), (lambda dy, x: x - dy, "a cotangent plus another number"),
+    (lambda dy, x: dy * dy, "`mul` of a cotangent"), (lambda dy, x: x / dy, "`div` of a cotangent"),
+])  # fmt: skip
+def test_a_pullback_that_is_not_linear_is_named(formula, words):
+    net = Chain(Dense(2, 2), Bent(formula), Dense(2, 1), backend="numpy")
+    problem = ResidualProblem(("t", "x"), ("u",), [Term(lambda u: u.x, POINTS)])
+    with pytest.raises(NotImplementedError, match=f"{words} is not linear, as a pullback must be"):
+        net.value_and_grad(net.init(dtype=np.float64), problem.x, problem.t, problem.loss)
 
 
 def test_data_of_another_problem_and_batch_statistics_are_refused():

@@ -11,6 +11,7 @@ import chains
 from chains import Chain, Dense, L2Penalty, SquaredLoss, tanh
 from chains.backends import backend
 from chains.minimize.minimize import minimize
+from chains.minimize.quasi_newton import Pairs, QuasiNewton
 from tests.cupy import emulated
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -36,6 +37,26 @@ def test_rosenbrock(method, n):
     assert result.success
     np.testing.assert_allclose(result.x, np.ones(n), atol=1e-6)
     assert result.nfev < 400
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda g: 0.0 * g, lambda g: g, lambda g: g[::-1] * [1.0, -1.0]], ids=["none", "up", "level"]
+)
+def test_a_model_that_shows_no_way_down_is_forgotten(wrong):
+    class Wrong(Pairs):
+        forgotten = False
+
+        def __call__(self, g):
+            return super().__call__(g) if self.forgotten else wrong(g)
+
+        def forget(self):
+            super().forget()
+            self.forgotten = True
+
+    start = np.array([-1.2, 1.0])
+    point = QuasiNewton(rosenbrock, start, Wrong(start, 5))
+    assert point.step() == ""
+    assert point.value < rosenbrock(start)[0]
 
 
 @every_method

@@ -282,6 +282,15 @@ def test_frozen_parameters_stay():
     assert (found.x[:, 12:] != starts[:, 12:]).all()
 
 
+def test_frozen_parameters_do_not_change_the_path_of_the_others():
+    net, x, t, starts = problem()
+    objective = net.with_frozen("0.*").objective(x, t, SquaredLoss())
+    found, free = minimize(objective, starts, "LM", maxiter=2), objective.free
+    for row, start in zip(found.x, starts, strict=True):
+        alone = minimize(free, free.restrict(start), "LM", maxiter=2)
+        np.testing.assert_allclose(free.select(row), alone.x, rtol=1e-9)
+
+
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 31, 64])
 def test_equations_of_every_size(n):
     """A linear fit is done in one step, at the solution of its normal equations."""

@@ -10,8 +10,10 @@ from chains import BatchNorm, Chain, Dense, Dropout, SquaredLoss, num_threads, t
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import memory_plan
+from chains.backends.native.compiler import compile_program
 from chains.backends.native.memory_plan import MIN_BLOCK_TILES, MemoryPlan
 from chains.backends.numpy.backend import NumpyBackend
+from chains.network.record_derivatives import MatrixForm, sum_of_squares
 from tests.harness import LAYERS, LOSS_CASES, PENALTY_CASES, Case, assert_same_bits, targets
 from tests.native.support import Fenced, assert_equal_results, gradient_program, native, random_arrays, run_fenced, run_on
 
@@ -52,6 +54,33 @@ def test_where_there_are_blocks():
         assert (few.block, len(few.block_sums)) == (MIN_BLOCK_TILES, 0)
         assert (more.block, len(more.block_sums)) == (MIN_BLOCK_TILES, threads)
         assert (most.block, len(most.block_sums)) == (400, threads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_blocks_of_a_matrix_are_added_row_by_row(threads):
+    """Blocks on and above the diagonal, whose rows are at even distances; what is below it stays as it was."""
+    net = Chain(Dense(3, 9, tanh), Dense(9, 1))
+    n, samples, rng = net.n_params, 2_000, np.random.default_rng(0)
+    program = sum_of_squares(net._network, SquaredLoss(), (1,), np.dtype(np.float64), MatrixForm((n, n + 3)))
+    arrays = random_arrays(program, samples)
+    arrays["matrix"] = before = rng.normal(size=(n, n + 3))
+    matrix = run_on(native(threads), program, samples, arrays)["matrix"]
+    j = net.jacobian(arrays["p"], arrays["x"])[:, 0] * arrays["factors"]
+    above = np.triu(np.ones((n, n), bool))
+    np.testing.assert_allclose(matrix[:, :n][above], (j.T @ j)[above], rtol=1e-10, atol=1e-10)
+    np.testing.assert_array_equal(matrix[:, n:], before[:, n:])
+    np.testing.assert_array_equal(matrix[-1, :16], before[-1, :16])
+
+
+def test_the_code_of_sums_grows_with_blocks_and_not_with_rows():
+    def lines(units):
+        net = Chain(Dense(2, units, tanh), Dense(units, 1))
+        form = MatrixForm((net.n_params, net.n_params + 8))
+        program = sum_of_squares(net._network, SquaredLoss(), (1,), np.dtype(np.float64), form)
+        text = compile_program(program, native().processor).text
+        return text.split("define  void @add_0(")[1].split("\n}")[0].count("\n")
+
+    assert lines(60) < 1.5 * lines(28)
 
 
 STATISTICS = Case("statistics", None, (Dense(3, 5), BatchNorm(5), Dropout(0.3), Dense(5, 2)), (3,))

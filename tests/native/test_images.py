@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import chains
 from chains import (
     Activation,
     Adam,
+    AvgPool,
     BatchNorm,
     Chain,
     Conv,
@@ -23,6 +25,7 @@ from chains import (
     Dropout,
     Flatten,
     MaxPool,
+    Scale,
     relu,
     softplus,
     tanh,
@@ -30,14 +33,15 @@ from chains import (
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import executables, record
 from chains.network.network import network_of
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Pool
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import support
-from chains.backends.native.kernels import block_shapes, gemm, matmul, winograd
+from chains.backends.native.kernels import block_shapes, convolve, gemm, matmul, winograd
 from chains.backends.native.llvm.target import Processor, processor
 from chains.backends.native.memory_plan import MemoryPlan
+from chains.backends.native.operations import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.layout import arrange_layout
 from chains.backends.native.plan.passes import plan_of
@@ -130,6 +134,108 @@ def test_winograds_way_is_for_plain_kernels_of_three_by_three_and_many_channels(
     ):
         assert chosen(layer, (layer.inputs, 12, 12)) == [False]
     assert chosen(Conv(16, 16, 3), (16, 5, 5)) == [False]
+
+
+def endings(plan):
+    """What is done to the results of each convolution of a plan, by the names of the operations, and what is not stored."""
+    steps = [step for segment in plan.segments for step in segment.tiled_steps if isinstance(step.operation, Convolve)]
+    return [([each.name for each in step.fused], {buffer.name for buffer in step.transient}) for step in steps]
+
+
+@pytest.mark.few(3)
+@every_instruction_set
+@floats
+@pytest.mark.parametrize(
+    ("conv", "pool", "shape"),
+    [
+        (Conv(1, 6, 5, relu), MaxPool(2), (1, 12, 16)),
+        (Conv(3, 7, 3, tanh), AvgPool(2), (3, 8, 10)),
+        (Conv(2, 5, 3, relu, padding=(0, 1)), MaxPool((1, 3)), (2, 6, 9)),
+        (Conv(4, 6, (3, 2), stride=(2, 1), groups=2), MaxPool((2, 1)), (4, 9, 7)),
+        (Conv(2, 3, (1, 3), relu, padding=(2, 1)), AvgPool((1, 4)), (2, 3, 8)),  # padded rows, one row of windows
+    ],
+    ids=str,
+)
+def test_pools_join_convolutions(conv, pool, shape, kind, simd, eager):
+    net = Chain(conv, pool, Scale(), input_shape=shape)
+    for training in (False, True):
+        program = record.forward(network_of(net), np.dtype(kind), training=training)
+        for batch in (1, 17, 35):
+            assert_equals_numpy(program, batch, kind, simd=simd)
+    assert_equals_numpy(vjp_of(net, kind), 19, kind, simd=simd)
+    (fused, unstored), *_ = endings(plan_of(program, SIXTEEN_LANES))
+    assert pool_name(pool) in fused
+    assert "y0 in lanes" in unstored
+    (fused, unstored), *_ = endings(plan_of(vjp_of(net, kind), SIXTEEN_LANES))
+    assert pool_name(pool) in fused
+    assert "y0 in lanes" not in unstored  # the pullback reads it
+
+
+def pool_name(pool):
+    return f"{pool.kind}_pool"
+
+
+@pytest.mark.parametrize(
+    ("conv", "pool", "shape"),
+    [
+        (Conv(2, 5, 3), MaxPool(2, stride=1), (2, 8, 8)),
+        (Conv(2, 5, 3), MaxPool(2), (2, 9, 8)),  # a row without a window
+        (Conv(2, 5, 3, padding=1), MaxPool(2), (2, 8, 8)),  # rows with other taps in one window
+        (Conv(2, 5, 3), MaxPool(3), (2, 8, 8)),  # more results than registers
+        (Conv(2, 5, 3), MaxPool(2, padding=1), (2, 8, 8)),
+        (Conv(16, 16, 3), MaxPool(2), (16, 10, 10)),  # by Winograd's method
+        (ConvTranspose(2, 5, 3), MaxPool(2), (2, 8, 8)),
+    ],
+    ids=str,
+)
+def test_pools_that_stay_apart_from_convolutions(conv, pool, shape):
+    program = record.forward(network_of(Chain(conv, pool, input_shape=shape)), np.dtype("float32"), training=False)
+    plan = plan_of(program, SIXTEEN_LANES)
+    steps = [step for segment in plan.segments for step in segment.tiled_steps]
+    assert [type(step.operation) for step in steps][-2:] == [Pool, Relayout]
+    assert_equals_numpy(program, 17, "float32")
+
+
+def test_pools_join_convolutions_where_registers_suffice():
+    program = record.forward(network_of(lenet()), np.dtype("float32"), training=False)
+    assert [fused[-2:] for fused, _ in endings(plan_of(program, SIXTEEN_LANES))] == [["max_pool", "map"]] * 2
+    narrow = Processor("narrow", 32, 16, "", "")
+    assert [fused for fused, _ in endings(plan_of(program, narrow))] == [["map"]] * 2
+
+
+def test_nan_and_equal_numbers_in_windows_of_joined_pools():
+    """A convolution with a weight of one and no bias, then a pool, computes what the pool does alone."""
+    x = np.random.default_rng(0).integers(-2, 3, (20, 1, 4, 4)).astype(np.float32)
+    x[::3, 0, 1, 2], x[1, 0, :2, :2], x[4, 0, 2, 3] = np.nan, -np.inf, np.inf
+    p, dy = np.array([1, 0], np.float32), np.ones((20, 1, 2, 2), np.float32)
+    for pool in (MaxPool(2), AvgPool(2)):
+        joined = Chain(Conv(1, 1, 1), pool, input_shape=(1, 4, 4), backend="native")
+        alone = Chain(pool, input_shape=(1, 4, 4), backend="numpy")
+        np.testing.assert_array_equal(joined(x, p), alone(x, p[:0]))
+        np.testing.assert_array_equal(joined.vjp(p, x, dy)[1], alone.vjp(p[:0], x, dy)[1])
+
+
+def test_blocks_of_convolutions_leave_registers_for_what_they_read():
+    """LeNet-5's first convolution: six channels times four positions, where two times twelve would read from memory again."""
+    program = record.forward(network_of(lenet()), np.dtype("float32"), training=False)
+    operations = [operation for operation in program.operations if isinstance(operation, Convolve)]
+    for registers, wanted in ((32, [(6, 4), (6, 4)]), (16, [(6, 2), (4, 3)])):
+        frame = SimpleNamespace(lanes=16, shapes=block_shapes.block_shapes(registers))
+        assert [convolve._Correlation(frame, operation)._block() for operation in operations] == wanted
+
+
+@pytest.mark.skipif("avx2" not in INSTRUCTIONS, reason="reads code for AVX2")
+def test_maps_in_place_store_whole_vectors():
+    """LLVM makes a masked store of a choice between a number in memory and another one. It takes 12 cycles on Zen 4."""
+    program = record.forward(
+        network_of(Chain(Conv(2, 3, 3, relu), MaxPool(2), input_shape=(2, 8, 8))), np.dtype("float32"), False
+    )
+    assert any(isinstance(operation, Map) and operation.outs[0] in operation.ins for operation in program.operations)
+    code = native(1, "avx2").listing(program)
+    tile = code[code.index("\ntile_0_0:") :]
+    tile = tile[: tile.index("retq")]
+    assert "max" in tile or "cmplt" in tile
+    assert "maskmov" not in tile
 
 
 @settings(max_examples=25, deadline=None)

@@ -93,9 +93,9 @@ def test_the_code_of_a_step_loads_only_what_comes_from_outside():
 # The words of the emitter
 
 
-def run(write, memory, simd=None):
+def run(write, memory, *, splits=False):
     """Run what `write` writes for the addresses of two regions of float32, behind each other, and a number that is 1."""
-    module = Module()
+    module = Module(splits_masks=splits)
     f = Function(module, "f", [(PTR, "memory"), (I64, "one")])
     first, one = f.arguments
     second = f.address(first, integer(64), FLOAT)
@@ -104,7 +104,7 @@ def run(write, memory, simd=None):
     f.forwarded(lambda: write(f, first, second, one))
     module.add(f)
     text = module.text()
-    code = machine_code(text, ["f"], processor(simd))
+    code = machine_code(text, ["f"], processor())
     ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_long)(code.address("f"))(memory.ctypes.data, 1)
     return text
 
@@ -117,7 +117,8 @@ def vector(f, pointer, used=4):
     return f.load(Type("float", 4), pointer, f.lane_mask(4, used))
 
 
-def test_a_load_finds_what_a_store_has_written():
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_load_finds_what_a_store_has_written(splits):
     def write(f, first, second, one):
         f.store(vector(f, first), second, f.lane_mask(4, 3))
         f.store(vector(f, second, 3), f.address(first, integer(8), FLOAT))  # a zero behind three numbers
@@ -125,14 +126,16 @@ def test_a_load_finds_what_a_store_has_written():
         f.store(f.splat(x, 4), f.address(first, integer(16), FLOAT))
         f.store(x, f.address(first, integer(20), FLOAT))
         f.store(vector(f, f.address(first, integer(20), FLOAT), 1), f.address(first, integer(24), FLOAT))
+        f.store(f.splat(x, 4), f.address(first, integer(32), FLOAT), f.first_lanes(4, integer(7)))
 
     memory = numbers()
-    text = run(write, memory)
+    text = run(write, memory, splits=splits)
     assert text.count(" = load ") == 1
     assert "call <4 x float> @llvm.masked.load" not in text
     assert [*memory[8:12]] == [1.0, 2.0, 3.0, 0.0]
     assert [*memory[16:21]] == [2.0] * 5
     assert [*memory[24:28]] == [2.0, 0.0, 0.0, 0.0]
+    assert [*memory[32:37]] == [2.0, 2.0, 2.0, 2.0, 37.0]
 
 
 @pytest.mark.parametrize(
@@ -157,9 +160,9 @@ def test_a_load_reads_memory_where_registers_may_not_have_it(between):
             if forwards:
                 body()
             else:
-                stored, f._stored = f._stored, None
+                written, f._written = f._written, None
                 body()
-                f._stored = stored
+                f._written = written
 
         return write
 

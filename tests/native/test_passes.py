@@ -318,6 +318,13 @@ def one_place_for_all():
     return replace(plan, scratch=replace(plan.scratch, batched=dict.fromkeys(plan.scratch.batched, 0)))
 
 
+def a_result_left_out_that_is_read():
+    def unstored(step):
+        return replace(step, transient=frozenset({step.operation.outs[0].buffer}))
+
+    return on_first(stage(IMAGES, "leave out stores"), lambda step: step.fused, unstored)
+
+
 BROKEN = {
     a_view_beside_its_buffer: "views lie within their buffers",
     a_step_left_out: "reads follow writes",
@@ -335,6 +342,7 @@ BROKEN = {
     no_barriers: "barriers keep threads apart",
     a_buffer_without_address: "tables hold all buffers",
     one_place_for_all: "tile scratch is apart",
+    a_result_left_out_that_is_read: "what is not stored is not read",
 }
 
 

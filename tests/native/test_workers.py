@@ -16,6 +16,7 @@ from chains import SGD, Chain, Dense, SquaredLoss, tanh
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 
+from chains.backends.native.llvm.struct import PADDED_WORDS
 from chains.backends.native.runtime.shared import WorkerPool, runtime, worker_pool
 from chains.backends.native.runtime.workers import WORKER_POOL
 from tests.native.support import LINUX, native
@@ -23,6 +24,11 @@ from tests.waiting import eventually
 
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def test_what_different_threads_write_is_in_different_pairs_of_cache_lines():
+    written = ("generation", "sleepers", "claim", "finished", "busy", "team_state", "joined")
+    assert len({WORKER_POOL.positions[name] // PADDED_WORDS for name in written}) == len(written)
 
 
 def wait_for_sleep(made):

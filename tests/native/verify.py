@@ -362,7 +362,7 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
     samples = plan.room
     lives: dict[Buffer, list[int]] = {}
     for moment, step in moments(plan):
-        for view in (view for operation in step.operations for view in operation.views):
+        for view in step.views:
             if is_of_tile(view.buffer, plan):
                 lives.setdefault(view.buffer, []).append(moment)
     places = {}
@@ -383,6 +383,17 @@ def tile_scratch_is_apart(plan: ExecutionPlan) -> Problems:
         yield f"a tile has {plan.tile} samples, at most {plan.room}"
 
 
+def what_is_not_stored_is_not_read(plan: ExecutionPlan) -> Problems:
+    """No other step has a buffer that a step keeps in registers, and the step writes all of it before it reads it."""
+    steps = list(_all_steps(plan))
+    for step in steps:
+        for buffer in step.transient:
+            if any(view.buffer is buffer for other in steps if other is not step for view in other.views):
+                yield f"`{buffer.name}` is not stored, but used by other steps than `{step.operation}`"
+            if buffer.role != "scratch" or any(view.buffer is buffer for view in step.operation.ins):
+                yield f"`{step.operation}` reads `{buffer.name}`, or its caller does, but it is not stored"
+
+
 CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     views_lie_within_their_buffers,
     tiles_wait_for_nothing,
@@ -399,4 +410,5 @@ CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     barriers_keep_threads_apart,
     tables_hold_all_buffers,
     tile_scratch_is_apart,
+    what_is_not_stored_is_not_read,
 )

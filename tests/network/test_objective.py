@@ -47,6 +47,54 @@ def test_data_changed_later_change_nothing(kind, backend_name):
     assert objective(p)[0] == value
 
 
+# Normal equations
+
+
+@pytest.mark.parametrize("kind", ["weights", "frozen", "many outputs"])
+def test_normal_equations_are_those_of_the_jacobian(kind, backend_name):
+    """In each of several calls, for parameters of either type, in fresh arrays."""
+    rng = np.random.default_rng(0)
+    outputs = 9 if kind == "many outputs" else 2
+    net = Chain(Dense(3, 11, tanh), Dense(11, outputs), backend=backend_name)
+    weights = rng.random(7) * (np.arange(7) != 3) if kind == "weights" else None
+    net = net.with_frozen("0.bias") if kind == "frozen" else net
+    objective = net.objective(rng.normal(size=(7, 3)), rng.normal(size=(7, outputs)), SquaredLoss(), weights=weights)
+    results = []
+    for number in range(5):
+        p = net.init(seed=number, dtype=np.float32 if number in (1, 4) else np.float64)
+        r, j = objective.residuals(p), objective.jacobian(p)
+        value, g, matrix = objective.normal_equations(p)
+        np.testing.assert_allclose(value, 0.5 * r @ r, rtol=1e-12)
+        np.testing.assert_allclose(g, r @ j, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(matrix, j.T @ j, rtol=1e-12, atol=1e-14)
+        np.testing.assert_array_equal(matrix, matrix.T)
+        results.append((g, matrix, g.copy(), matrix.copy()))
+    for g, matrix, *copies in results:
+        np.testing.assert_array_equal(g, copies[0])
+        np.testing.assert_array_equal(matrix, copies[1])
+
+
+def test_normal_equations_are_one_function_in_machine_code():
+    pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
+    net = Chain(Dense(2, 3, tanh), Dense(3, 1), backend="native")
+    objective, p = net.objective(np.ones((4, 2)), np.ones((4, 1)), SquaredLoss()), net.init(seed=0)
+    first, *others = [objective.normal_equations(p) for _ in range(3)]
+    found = objective._normal_equations.quick(p, None, None)
+    for one, *same in zip(first, *others, found, strict=True):
+        for each in same:
+            np.testing.assert_array_equal(each, one)
+
+
+@pytest.mark.parametrize("p", [np.zeros(4), np.zeros((1, 5)), "no"])
+def test_normal_equations_refuse_other_parameters(p, backend_name):
+    net = Chain(Dense(4, 1), backend=backend_name)
+    objective = net.objective(np.ones((3, 4)), np.ones((3, 1)), SquaredLoss())
+    for _ in range(3):
+        objective.normal_equations(net.init(seed=0))
+        with pytest.raises((TypeError, ValueError), match="`p`"):
+            objective.normal_equations(p)
+
+
 # Data in files
 
 

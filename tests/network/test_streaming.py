@@ -26,6 +26,10 @@ from chains import (
     Residual,
     Series,
 )
+from chains.layers.stepwise import joined
+from chains.network.network import network_of
+from chains.network.stepping import Stepping
+from chains.testing import check_gradients
 from tests.harness import assert_close
 from tests.own import Decay, Stacked
 
@@ -74,6 +78,13 @@ def test_steps_of_convolutions_are_those_of_the_sequence(name, backend_name, dty
         outputs.append(y)
     assert carried.shape == (4, net.n_carried)
     assert_close(np.stack(outputs, axis=1), net(x, p), 2e-6 if dtype is np.float32 else 1e-14)
+
+
+def test_the_pullback_of_a_step():
+    """Of all that is carried too, but for where a sequence begins: a step does not read it."""
+    layers = CausalConv(1, 1, 2), RNN(1, 1, return_sequences=True, initial_state="parameter")
+    one = Stepping(network_of(Chain(*layers, input_shape=(2, 1)))).network
+    check_gradients(Chain(joined(one.declaration.layer, one.input_shape), input_shape=(1 + 2,)), backends=["numpy"])
 
 
 def test_carried_are_the_last_inputs_and_begin_as_zeros():

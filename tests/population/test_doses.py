@@ -18,6 +18,13 @@ def test_additional_doses_are_written_out_in_order():
     assert table.into.tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("amounts", [[[1.0], [2.0]], [[1.0], [0.0]], [[0.0], [0.0]]])
+def test_a_table_has_at_least_one_column(amounts):
+    table = dose_table([[3.0], [4.0]], amounts)
+    assert table.times.tolist() == np.where(amounts, [[3.0], [4.0]], np.inf).tolist()
+    assert table.amounts.tolist() == amounts
+
+
 @pytest.mark.parametrize("how", [{"steps": 20}, {"rtol": 1e-11, "max_steps": 2000}], ids=["equal", "control"])
 def test_steady_state_is_that_of_the_closed_form(how):
     k, ii, train = 0.4, 3.0, 24

@@ -10,6 +10,7 @@ import pytest
 from chains import ODE, Chain, Equations, Flatten, num_threads
 from chains.expr import exp
 from chains.population import Additive, Combined, Density, PopulationModel, Proportional, load, save
+from chains.population.fitting import names_and_values
 from tests.mpi import together
 from tests.population.cases import TWO, closed_form, counts, decay, differential, simulated, tails
 
@@ -196,12 +197,26 @@ def test_values_and_printed_fits(fitted):
         fit.standard_errors("T")
 
 
-def test_without_a_variance_there_are_no_standard_errors(fitted):
+# The logarithm of a standard deviation of 0, and of one whose square is 0 a step from there.
+@pytest.mark.parametrize("logarithm", [-800.0, -350.0])
+def test_without_a_variance_there_are_no_standard_errors(fitted, logarithm):
     model, _, fit = fitted
     theta = fit.theta.copy()
-    theta[model.net.n_params] = -800.0  # the logarithm of a standard deviation of 0
+    theta[model.net.n_params] = logarithm
     with pytest.raises(ValueError, match="R is singular"):
         replace(fit, theta=theta).standard_errors("R")
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_slopes_of_the_estimates_are_those_of_their_values(covariance):
+    net = Chain(Equations(lambda t, e1, e2, a: a + e1 + e2 * t, ("t", "e1", "e2"), parameters={"a": 1.0}))
+    model = PopulationModel(net, {"level": 0.3, "slope": 0.2}, Combined(0.1, 0.2), covariance=covariance)
+    theta = np.random.default_rng(0).normal(size=len(model.init()))
+    names, values, found = names_and_values(model, theta)
+    step = 1e-6 * np.eye(len(theta))
+    wanted = [(names_and_values(model, theta + d)[1] - names_and_values(model, theta - d)[1]) / 2e-6 for d in step]
+    assert found.shape == (len(names), len(theta)) == (len(values), len(theta))
+    np.testing.assert_allclose(found, np.transpose(wanted), atol=1e-8)
 
 
 def test_standard_errors_agree_where_the_model_is_right():

@@ -253,6 +253,27 @@ def test_directions_that_differ(backend_name, backwards):
         np.testing.assert_allclose(run_program(program, backend_name, BATCH, given, 0xFF)["y"], wanted, rtol=1e-12)
 
 
+def test_what_a_product_needs_moves_with_it(backend_name):
+    """A sum of a product's operand of a product: each needs the one before it, and none waits for the state."""
+    ops = Recorder("needed", np.float64)
+    x = ops.external("x", (STEPS, INPUTS), role="input", batched=True)
+    w = ops.external("w", (INPUTS, UNITS), role="input")
+    y = ops.external("y", (STEPS, UNITS), role="output", batched=True)
+    first, second = (ops.scratch(name, (INPUTS,)) for name in ("first", "second"))
+    a, h = (ops.scratch(name, (UNITS,)) for name in ("a", "h"))
+    ops.fill(h, 1.0)
+    with ops.loop(STEPS) as at:
+        ops.map(first, tanh, at.now(x, 1))
+        ops.map(second, lambda first, x: first * x, first, at.now(x, 1))
+        ops.matmul(a, second, w)
+        ops.map((h, at.now(y, 1)), lambda h, a: (0.5 * h + a, h - a), h, a)
+    program, given = ops.finish(), {name: array for name, array in arrays().items() if name in ("x", "w")}
+    (loop,) = [operation for operation in program.operations if isinstance(operation, Loop)]
+    assert [operation.name for operation in loop.body] == ["map"]
+    wanted = run_program(unhoisted(ops), "numpy", BATCH, given)
+    np.testing.assert_allclose(run_program(program, backend_name, BATCH, given, 0xFF)["y"], wanted["y"], rtol=1e-12)
+
+
 def of_some_steps(ops, each, dw, loop):
     loop()
     ops.sum(dw, each.slice(0, 1, STEPS))

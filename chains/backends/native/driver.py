@@ -9,7 +9,7 @@ number of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from chains.backends.native.kernels.samples import prefetch_run
@@ -305,25 +305,46 @@ def _write_add(module: Module, k: int, sums: Sequence[SumRun], plan: ExecutionPl
     The first part includes the short vectors. Of two maxima, the larger is kept.
     """
     f = Function(module, f"add_{k}", [(PTR, "table"), (PTR, "other"), (I64, "part"), (I64, "parts")])
-    *tables, part, parts = f.arguments
-    lanes = plan.lanes
-    leads = f.compare("eq", part, integer(0))
-    for buffer, start, stop, kind in sums:
-        scalar = real_type(buffer.dtype)
-        type = Type(scalar.name, lanes)
-        position = integer(plan.sum_positions[buffer])
-        target, source = (f.address(f.load(PTR, f.address(t, position, PTR)), integer(start), scalar) for t in tables)
-        begin, end = integer(0), f.select(leads, integer(stop - start), integer(0))
-        if stop - start >= MIN_TEAM_ELEMENTS:
-            begin, end = share(f, stop - start, lanes, part, parts)
-        length = f.binary("sub", end, begin)
-        whole = f.add(begin, f.binary("and", length, integer(-lanes)))
-        add = partial(_add_vector, f, kind, type, target, source)
-        f.loop(begin, whole, lanes, partial(add, None))
-        if (stop - start) % lanes:
-            rest = f.binary("sub", end, whole)
-            f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
+    for run, count, distance in _grids(sums):
+        add = partial(_add_row, f, run, plan, distance)
+        if count == 1:
+            add(integer(0))
+        else:
+            f.loop(integer(0), integer(count), 1, add)
     module.add(f)
+
+
+def _add_row(f: Function, run: SumRun, plan: ExecutionPlan, distance: int, k: Value, _: object = None) -> None:
+    """Add the run that is `k` distances after this one."""
+    *tables, part, parts = f.arguments
+    lanes, size, scalar = plan.lanes, run.stop - run.start, real_type(run.buffer.dtype)
+    type, position = Type(scalar.name, lanes), integer(plan.sum_positions[run.buffer])
+    first = f.add(f.mul(k, distance), run.start)
+    target, source = (f.address(f.load(PTR, f.address(t, position, PTR)), first, scalar) for t in tables)
+    begin, end = integer(0), f.select(f.compare("eq", part, integer(0)), integer(size), integer(0))
+    if size >= MIN_TEAM_ELEMENTS:
+        begin, end = share(f, size, lanes, part, parts)
+    whole = f.add(begin, f.binary("and", f.binary("sub", end, begin), integer(-lanes)))
+    add = partial(_add_vector, f, run.kind, type, target, source)
+    f.loop(begin, whole, lanes, partial(add, None))
+    if size % lanes:
+        rest = f.binary("sub", end, whole)
+        f.when(f.compare("sgt", rest, integer(0)), partial(add, f.first_lanes(lanes, rest), whole))
+
+
+def _grids(sums: Sequence[SumRun]) -> Iterator[tuple[SumRun, int, int]]:
+    """The first of runs of one length at even distances, such as the rows of a block, with their number and distance."""
+    k = 0
+    while k < len(sums):
+        first, count, distance = sums[k], 1, 0
+        while k + count < len(sums):
+            distance = sums[k + 1].start - first.start
+            shift = count * distance
+            if sums[k + count] != first._replace(start=first.start + shift, stop=first.stop + shift):
+                break
+            count += 1
+        yield first, count, distance
+        k += count
 
 
 def _add_vector(

@@ -112,7 +112,8 @@ class Record:
     whole_batch, in_order : bool
         Whether it sees the whole batch instead of tiles; whether all processes do such operations in the order of the program.
     fuses, workspace : Lazy, optional
-        ``fuses(operation, maps, candidate, lanes)``: whether one more map is applied to the results in registers;
+        ``fuses(operation, fused, candidate, lanes, registers)``: whether one more map, or a pool, is applied to the results in
+        registers;
         ``workspace(operation, lanes, registers)``: elements of memory that a thread needs for itself.
     packing : Packing, optional
         The weights that it reads from a copy.
@@ -260,12 +261,12 @@ def _elementwise(limit: Limit, kernel: str, lanes: Kernel | None = None) -> Reco
 def _convolution() -> Record:
     return Record(
         _one_type,
-        lanes=Kernel("convolutions", "lower_convolution", lambda s: (s.operation, s.packed.copy, s.fused)),
+        lanes=Kernel("convolutions", "lower_convolution", lambda s: (s.operation, s.packed.copy, s.fused, s.transient)),
         fuses=Lazy("convolutions", "fusible"),
         workspace=Lazy("winograd", "workspace"),
         packing=Packing(
             Lazy("convolutions", "packed"),
-            Kernel("convolutions", "pack", lambda s: (s.operation, s.packed.copy)),
+            Kernel("convolutions", "pack", lambda s: (s.operation, s.packed.copy, s.fused)),
         ),
     )
 

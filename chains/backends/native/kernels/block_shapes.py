@@ -70,6 +70,7 @@ class BlockShapes:
     matmul: Panels
     matmul_small_tiles: Panels  # for tiles with as many samples as a vector has lanes; the rows divide the lanes
     matmul_sums: Panels
+    matmul_updates: Panels  # sums with an optimiser's step: of smaller blocks, stores overlap with the next block's products
     sums_by_rows: int  # bytes of a sum over the samples of a small tile from which on its blocks go row by row
     matmul_narrow: Block  # products of few columns: rows computed together, and vectors of sums in flight
     gemm: Gemm
@@ -79,6 +80,7 @@ class BlockShapes:
     winograd: Block  # output channels times tiles
     winograd_weight: Block  # output channels times input channels, together a multiple of the lanes
     updates_ahead: int  # how many blocks before their update a sum over the samples prefetches weights; 0: never
+    pools_in_convolutions: bool  # whether blocks are whole windows of a pool that follows; twelve sums are too few for that
     reduce: int = 8  # vectors of columns
     pool: int = 4  # windows of a row
 
@@ -88,20 +90,23 @@ SHAPES = {
         matmul=Panels((12, 12, 8, 6)),
         matmul_small_tiles=Panels((16, 8, 8)),
         matmul_sums=Panels((12, 12, 8, 6)),
+        matmul_updates=Panels((12, 8, 8, 6)),
         sums_by_rows=256 << 10,
         matmul_narrow=Block(rows=8, vectors=8),
         gemm=Gemm(rows=12, vectors=2),
         gemm_128=Gemm(rows=8, vectors=2),
-        convolve=Limits(results=24, registers=64, outs=8, across=12),
+        convolve=Limits(results=24, registers=32, outs=8, across=12),
         convolve_weight=Limits(results=24, registers=64, outs=8, across=8, taps=6),
         winograd=Block(rows=6, vectors=4),
         winograd_weight=Block(rows=4, vectors=4),
         updates_ahead=0,
+        pools_in_convolutions=True,
     ),
     16: BlockShapes(
         matmul=Panels((12, 6)),
         matmul_small_tiles=Panels((4, 4)),
         matmul_sums=Panels((12, 5)),
+        matmul_updates=Panels((12, 5)),
         sums_by_rows=32 << 10,
         matmul_narrow=Block(rows=8, vectors=4),
         gemm=Gemm(rows=6, vectors=2),
@@ -111,6 +116,7 @@ SHAPES = {
         winograd=Block(rows=6, vectors=2),
         winograd_weight=Block(rows=4, vectors=2),
         updates_ahead=2,
+        pools_in_convolutions=False,
     ),
 }
 

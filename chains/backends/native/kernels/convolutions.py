@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from chains.backends.native.kernels import winograd
-from chains.backends.native.kernels.convolve import fusible_image_map, lower_convolve, lower_convolve_weight, pack_kernels
+from chains.backends.native.kernels.block_shapes import block_shapes
+from chains.backends.native.kernels.convolve import lower_convolve, lower_convolve_weight, pack_kernels
 from chains.backends.native.kernels.elementwise import Frame
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map
-from chains.program.view import Shape, View
+from chains.backends.native.kernels.epilogue import Ending, fusible_image_map, fusible_pool
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Pool
+from chains.program.view import Buffer, Shape, View
 
 Correlation = Convolve | ConvolveInput
 
 
-def lower_convolution(frame: Frame, operation: Correlation, packed: View, maps: Sequence[Map]) -> None:
-    """The convolution, or its gradient with respect to the input, with packed kernels and with maps on the results."""
+def lower_convolution(
+    frame: Frame, operation: Correlation, packed: View, fused: Sequence[Map | Pool] = (), transient: Collection[Buffer] = ()
+) -> None:
+    """The convolution, or its gradient with respect to the input, with packed kernels and with what is `fused` to it."""
+    ending = Ending(operation.outs[0], fused, transient)
     if winograd.suits(operation):
-        winograd.lower_winograd(frame, operation, packed, frame.workspace, maps)
+        winograd.lower_winograd(frame, operation, packed, frame.workspace, ending)
     else:
-        lower_convolve(frame, operation, packed, maps)
+        lower_convolve(frame, operation, packed, ending)
 
 
 def lower_weight(frame: Frame, operation: ConvolveWeight) -> None:
@@ -36,11 +41,17 @@ def packed(operation: Correlation, lanes: int, small_tiles: bool) -> tuple[View,
     return weights, shape, shape
 
 
-def pack(frame: Frame, operation: Correlation, target: View) -> None:
+def pack(frame: Frame, operation: Correlation, target: View, fused: Sequence[Map | Pool] = ()) -> None:
     """Copy the kernels to the order in which the method reads them."""
-    (winograd.pack_transformed if winograd.suits(operation) else pack_kernels)(frame, operation, target)
+    if winograd.suits(operation):
+        winograd.pack_transformed(frame, operation, target)
+    else:
+        pack_kernels(frame, operation, target, Ending(operation.outs[0], fused))
 
 
-def fusible(operation: Correlation, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
-    """Whether `candidate`, after `maps`, can be applied to the convolution's results in registers."""
-    return fusible_image_map(operation, maps, candidate)
+def fusible(operation: Correlation, fused: Sequence[Map | Pool], candidate: Map | Pool, lanes: int, registers: int) -> bool:
+    """Whether `candidate`, after what is `fused`, can be applied to the convolution's results in registers."""
+    if isinstance(candidate, Map):
+        return fusible_image_map(operation, fused, candidate)
+    takes_pools = block_shapes(registers).pools_in_convolutions and not winograd.suits(operation)
+    return takes_pools and fusible_pool(operation, fused, candidate)

@@ -16,48 +16,41 @@ lanes are added at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
 from typing import NamedTuple
 
-from chains.backends.native.kernels.elementwise import Frame, evaluate, horizontal
+from chains.backends.native.kernels.elementwise import Frame, horizontal
+from chains.backends.native.kernels.epilogue import Corner, Ending, Epilogue
 from chains.backends.native.kernels.taps import Images, Taps, column_blocks, input_taps, output_taps
 from chains.backends.native.llvm.emit import I64, Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import blocks
 from chains.backends.native.llvm.shuffles import sums_of_lanes
-from chains.program.alias import across
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Operation
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight
 from chains.program.view import View
 
 MAX_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
 MAX_UNROLLED_SUMS = 20  # multiply-adds in one straight run of code for the gradient of kernels
 MIN_COMBINED_SUMS = 3  # with fewer sums, the lanes of each are added separately, not into one vector
-MAX_KEPT_VECTORS = 5  # vectors of positions kept in registers next to the results; others are read where they are used
 
 
-def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, maps: Sequence[Map] = ()) -> None:
-    """The convolution, or its gradient with respect to the input, with packed kernels and with maps on the results."""
-    kernel = _Correlation(frame, operation)
-    out, *operands = views = mapped_views(operation, maps)
-    pointers = [frame.base(view) for view in (out, operation.ins[0], packed, *operands)]
+def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, ending: Ending) -> None:
+    """The convolution, or its gradient with respect to the input, with packed kernels, and what is done to its results."""
+    kernel = _Correlation(frame, operation, ending.window)
+    pointers = [frame.base(view) for view in (operation.ins[0], packed, *ending.views)]
 
     def write(f: Function, arguments: list[Value]) -> None:
-        result, source, weight, *rest = arguments
-        kernel.write(f, source, weight, Epilogue(f, maps, dict(zip(views, [result, *rest], strict=False))))
+        source, weight, *rest = arguments
+        kernel.write(f, source, weight, Epilogue(f, ending, dict(zip(ending.views, rest, strict=False))))
 
     frame.outlined("convolve", pointers, write)
 
 
-def mapped_views(operation: Operation, maps: Sequence[Map]) -> list[View]:
-    """The result of an operation, then the other views of the maps on it."""
-    return list(dict.fromkeys([*operation.outs, *(view for fused in maps for view in (*fused.outs, *fused.ins))]))
-
-
-def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View) -> None:
+def pack_kernels(frame: Frame, operation: Convolve | ConvolveInput, target: View, ending: Ending) -> None:
     """Copy the kernels to the order in which `lower_convolve` reads them."""
-    kernel, weight = _Correlation(frame, operation), operation.ins[1]
+    kernel, weight = _Correlation(frame, operation, ending.window), operation.ins[1]
     outs, ins = weight.strides[:2] if isinstance(operation, Convolve) else weight.strides[1::-1]
     group = weight.strides[0] * int(weight.shape[0]) // operation.groups  # type: ignore[arg-type]
     strides = (group, outs, ins, weight.strides[2], weight.strides[3])
@@ -71,7 +64,8 @@ class _Correlation:
     The weights are packed: for each group and block of output channels, (in channel, row, column, channel of the block).
     """
 
-    def __init__(self, frame: Frame, operation: Convolve | ConvolveInput) -> None:
+    def __init__(self, frame: Frame, operation: Convolve | ConvolveInput, together: tuple[int, int] = (1, 1)) -> None:
+        self.together = together  # rows and columns of results that belong together
         (out,), source = operation.outs, operation.ins[0]
         forward, window = isinstance(operation, Convolve), operation.window
         find = output_taps if forward else input_taps
@@ -123,7 +117,8 @@ class _Correlation:
         reached = [rows.reached(m) for m in range(rows.count)]
         bounds = [f.module.table([r.start for r in reached]), f.module.table([r.stop for r in reached])]
 
-        def row(m: Value) -> None:
+        def row(number: Value) -> None:
+            m = f.mul(number, self.together[0])
             limits = [f.load(I64, f.address(table, m, I64)) for table in bounds]
             line = f.address(source, f.mul(f.add(f.mul(m, rows.along), rows.source), self.source.row), self.scalar)
             place = f.add(f.mul(m, rows.step), rows.first)
@@ -133,33 +128,40 @@ class _Correlation:
                 for columns in self.columns:
 
                     def block(first: Value, static: int | None, positions: int, columns: Taps = columns) -> None:
-                        tile = _Tile(count, positions, static, first)
+                        tile = _Tile(count, self.together[0], positions, static, first)
                         results = self._sums(f, rows, columns, line, own, limits, tile)
                         column = f.add(f.mul(first, columns.step), columns.first)
-                        epilogue.store(results, f.add(channel, o), place, column, columns.step, count, positions)
+                        corner = Corner(f.add(channel, o), place, column, columns.step)
+                        epilogue.store(results, corner, (count, self.together[0], positions))
 
                     column_blocks(f, columns, width, block)
 
             blocks(f, self.outs, height, channels)
 
-        f.each(rows.count, row)
+        f.each(rows.count // self.together[0], row)
 
     def _block(self) -> tuple[int, int]:
         """Output channels and positions of the fastest block, by a simple count of instructions."""
         widest = max(columns.count for columns in self.columns)
         most = self.limits
-        heights, widths = range(1, min(most.outs, self.outs) + 1), range(1, min(most.across, widest) + 1)
+        rows, unit = self.together
+        heights, widths = range(1, min(most.outs, self.outs) + 1), range(unit, max(unit, min(most.across, widest)) + 1, unit)
 
         def split(length: int, size: int) -> list[int]:
             return [size] * (length // size) + ([length % size] if length % size else [])
 
         def cost(height: int, width: int) -> float:
-            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h in split(self.outs, height) for w in split(widest, width))
+            shapes = [(h, rows * w) for h in split(self.outs, height) for w in split(widest, width)]
+            return sum(max(h * w, 0.6 * (h + w), 4.0) + 0.3 for h, w in shapes)
 
         def registers(height: int, width: int) -> int:
-            return height * width + min(width, MAX_KEPT_VECTORS) + 1
+            read_again = height > 1 or self.size[1] > 1
+            return rows * height * width + (rows * width if read_again else 0) + 1
 
-        choices = [(h, w) for h in heights for w in widths if h * w <= most.results and registers(h, w) <= most.registers]
+        def fits(height: int, width: int) -> bool:
+            return rows * height * width <= most.results and registers(height, width) <= most.registers
+
+        choices = [(h, w) for h in heights for w in widths if fits(h, w)]
         return min(choices, key=lambda choice: (cost(*choice), -choice[1]))
 
     def _sums(
@@ -167,10 +169,14 @@ class _Correlation:
     ) -> list[Value]:
         """The sums of a block, position by position of each channel."""
         type = Type(self.scalar.name, self.lanes)
-        zero = [number(type, 0.0)] * (tile.height * tile.width)
+        zero = [number(type, 0.0)] * (tile.height * tile.across)
         if not rows.taps or not columns.taps:
             return zero
         line = f.address(line, f.mul(tile.first, columns.along * self.source.column), self.scalar)
+
+        def place(r: int, w: int, tap: int) -> int:
+            column = columns.source + columns.along * w + columns.across * tap
+            return r * rows.along * self.source.row + column * self.source.column
 
         def entry(c: Value, k: Value, sums: Sequence[Value]) -> list[Value]:
             source = f.address(line, f.add(f.mul(c, self.source.channel), f.mul(k, rows.across * self.source.row)), self.scalar)
@@ -178,15 +184,16 @@ class _Correlation:
             own = f.address(weight, f.mul(offset, tile.height), self.scalar)
             sums, loaded = list(sums), {}
             for tap in range(columns.taps):
-                used = {w: columns.source + columns.along * w + columns.across * tap for w in tile.reaching(columns, tap)}
+                reaching = tile.reaching(columns, tap)
+                used = {r * tile.width + w: place(r, w, tap) for r in range(tile.rows) for w in reaching}
                 for at in used.values():
                     if at not in loaded:
-                        loaded[at] = f.load(type, f.address(source, integer(at * self.source.column), self.scalar))
+                        loaded[at] = f.load(type, f.address(source, integer(at), self.scalar))
                 for h in range(tile.height if used else 0):
                     at_tap = (columns.tap + columns.tap_step * tap) * tile.height + h
                     factor = f.splat(f.load(self.scalar, f.address(own, integer(at_tap), self.scalar)), self.lanes)
                     for w, at in used.items():
-                        sums[h * tile.width + w] = f.fma(factor, loaded[at], sums[h * tile.width + w])
+                        sums[h * tile.across + w] = f.fma(factor, loaded[at], sums[h * tile.across + w])
             return sums
 
         if rows.taps > 1 or not all(rows.reached(m) for m in range(rows.count)):
@@ -197,7 +204,7 @@ class _Correlation:
 
             return f.loop(integer(0), integer(self.ins), 1, channel, zero)[1]
         # One row of the kernel: several channels in one run of code.
-        several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.width * columns.taps)))
+        several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.across * columns.taps)))
         while self.ins % several:
             several -= 1
 
@@ -211,77 +218,22 @@ class _Correlation:
 
 @dataclass(frozen=True)
 class _Tile:
-    """A block of results: output channels times positions of a row. `static` is the first position, where it is known now."""
+    """A block of results: output channels times rows times positions of a row. `static` is the first, where it is known now."""
 
     height: int
+    rows: int
     width: int
     static: int | None
     first: Value
 
+    @property
+    def across(self) -> int:
+        """Results of an output channel."""
+        return self.rows * self.width
+
     def reaching(self, columns: Taps, tap: int) -> list[int]:
         """The positions to which this kernel entry contributes."""
         return [w for w in range(self.width) if self.static is None or tap in columns.reached(self.static + w)]
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """The end of a block of results: the maps, then the stores."""
-
-    f: Function
-    maps: Sequence[Map]
-    pointers: Mapping[View, Value]  # the addresses of the convolution's result, and of the other `mapped_views`
-
-    def store(
-        self, results: list[Value], channel: Value, row: Value, column: Value, step: int, height: int, width: int
-    ) -> None:
-        """Apply the maps to `height` channels times `width` columns, which are `step` apart, and store the results."""
-        f, type = self.f, results[0].type
-        scalar = Type(type.name)
-        shared: dict[tuple[View, int], Value] = {}
-
-        def place(view: View, h: int, w: int) -> Value:
-            images = Images.of(view)
-            offset = f.add(f.mul(f.add(channel, h), images.channel), f.mul(row, images.row))
-            offset = f.add(offset, f.mul(column, images.column))
-            return f.address(f.address(self.pointers[view], offset, scalar), integer(w * step * images.column), scalar)
-
-        def operand(view: View, values: dict[View, Value], h: int, w: int) -> Value:
-            if view in values:
-                return values[view]
-            if view.batched:
-                return f.load(type, place(view, h, w))
-            if (view, h) not in shared:  # one number per channel, or one for all channels
-                stride = view.strides[0] if view.sample_size > 1 else 0
-                number = f.load(scalar, f.address(self.pointers[view], f.mul(f.add(channel, h), stride), scalar))
-                shared[view, h] = f.splat(number, type.lanes)
-            return shared[view, h]
-
-        for h, w in product(range(height), range(width)):
-            values = {next(iter(self.pointers)): results[h * width + w]}
-            for fused in self.maps:
-                ins = [operand(view, values, h, w) for view in fused.ins]
-                values |= dict(zip(fused.outs, evaluate(f, fused.formula, ins, type), strict=True))
-            for view, value in values.items():
-                f.store(value, place(view, h, w))
-
-
-def fusible_image_map(operation: Convolve | ConvolveInput, maps: Sequence[Map], candidate: Map) -> bool:
-    """Whether `candidate`, after `maps`, can be applied to the convolution's results in registers."""
-    (out,) = operation.outs
-    known = [out, *(view for fused in maps for view in fused.outs)]
-    if any(across(view, other) for view in candidate.views for other in known):
-        return False
-    if {view.buffer for view in candidate.outs} & {source.buffer for source in operation.ins}:
-        return False  # other blocks of the convolution still read the operands
-    if not any(view in known for view in candidate.ins):
-        return False
-    if any(view.shape != out.shape for view in candidate.outs):
-        return False
-    channels = out.sample_shape[0]
-    return all(
-        view.shape == out.shape if view.batched else view.sample_size == 1 or view.shape == (channels, 1, 1)
-        for view in candidate.ins
-    )
 
 
 def lower_convolve_weight(frame: Frame, operation: ConvolveWeight) -> None:

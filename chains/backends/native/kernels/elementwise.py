@@ -117,10 +117,13 @@ def _map_elements(frame: Frame, operation: Map) -> None:
     f, formula = frame.f, operation.formula
     views = operation.outs + operation.ins
     n_outs = len(operation.outs)
+    in_place = any(view in operation.ins for view in operation.outs)
 
     def body(pointers: list[Value], values: dict[int, Value], type: Type, mask: Value | None) -> list[Value]:
         ins = [values[k] if k in values else f.load(type, pointers[k], mask) for k in range(n_outs, len(views))]
-        return evaluate(f, formula, ins, type)
+        results = evaluate(f, formula, ins, type)
+        # Otherwise LLVM stores a choice between an operand and another number with a mask, which is slow.
+        return [f.intrinsic("arithmetic.fence", each) if in_place and mask is None else each for each in results]
 
     nest(frame, loops_over(operation.outs[0].shape, views), [frame.base(view) for view in views], views[0].dtype, n_outs, body)
 

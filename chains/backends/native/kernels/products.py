@@ -54,9 +54,11 @@ class FusedProduct:
         return self
 
 
-def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) -> bool:
+def fusible(operation: MatMul, maps: Sequence[Map], candidate: Operation, lanes: int, registers: int) -> bool:
     """Whether `candidate`, after `maps`, can be applied to the product's elements in registers."""
     out = operation.outs[0]
+    if not isinstance(candidate, Map):
+        return False
     if not isinstance(out.shape[0], Batch) or out.strides[1] != 1 or _is_long(candidate):
         return False
     if {view.buffer for view in candidate.outs} & {view.buffer for view in operation.ins}:
@@ -65,12 +67,12 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
     if any(overlap(view, other) and not _same_rows(view, other) for view in candidate.outs for other in used):
         return False  # the maps on other blocks may still read the elements
     columns = int(out.shape[1])  # type: ignore[arg-type]
-    registers = [out, *(view for fused in maps for view in fused.outs)]
+    known = [out, *(view for fused in maps for view in fused.outs)]
     broadcast = False
     for view in candidate.ins:
-        if any(_same_rows(view, register) for register in registers):
+        if any(_same_rows(view, register) for register in known):
             continue
-        if any(overlap(view, register) for register in registers):
+        if any(overlap(view, register) for register in known):
             return False
         if view.batched:
             if view.ndim < 2 or view.shape[-1] != columns or not _same_rows_shape(view, out) or view.strides[-1] != 1:
@@ -83,7 +85,7 @@ def fusible(operation: MatMul, maps: Sequence[Map], candidate: Map, lanes: int) 
             broadcast = broadcast or view.sample_size > 1
     if not all(_same_rows_shape(view, out) and view.strides[-1] == 1 for view in candidate.outs):
         return False
-    touches = any(_same_rows(view, register) for view in candidate.views for register in registers)
+    touches = any(_same_rows(view, register) for view in candidate.views for register in known)
     share = columns / (-(-columns // lanes) * lanes)
     return touches and (broadcast or share >= 0.5)
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from chains.backends.native.kernels.block_shapes import Block, block_shapes
-from chains.backends.native.kernels.convolve import Epilogue, mapped_views
 from chains.backends.native.kernels.elementwise import Frame
+from chains.backends.native.kernels.epilogue import Corner, Ending, Epilogue
 from chains.backends.native.kernels.taps import Images
 from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
 from chains.backends.native.llvm.loops import blocks, multiply_add
 from chains.backends.native.llvm.shuffles import sums_of_lanes
-from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Map, Window
+from chains.program.operations import Convolve, ConvolveInput, ConvolveWeight, Window
 from chains.program.view import View
 
 MIN_CHANNELS = 16  # with fewer, the transforms cost more than they save
@@ -101,17 +101,16 @@ def pack_transformed(frame: Frame, operation: Convolve | ConvolveInput, target: 
     frame.outlined("transform_kernels", [frame.base(target), frame.base(weight)], write)
 
 
-def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: View, space: Value, maps: Sequence[Map]) -> None:
-    """The convolution with transformed kernels, and maps on the results; `space` is this thread's workspace."""
+def lower_winograd(frame: Frame, operation: Convolve | ConvolveInput, packed: View, space: Value, ending: Ending) -> None:
+    """The convolution with transformed kernels, and what is done to its results; `space` is this thread's workspace."""
     plan = _Winograd.of(frame.lanes, frame.registers, operation)
-    out, *operands = views = mapped_views(operation, maps)
-    bases = [frame.base(view) for view in (out, operation.ins[0], packed)]
+    bases = [frame.base(view) for view in (operation.ins[0], packed)]
 
     def write(f: Function, arguments: list[Value]) -> None:
-        result, source, weight, space, *rest = arguments
-        plan.write(f, source, weight, space, Epilogue(f, maps, dict(zip(views, [result, *rest], strict=False))))
+        source, weight, space, *rest = arguments
+        plan.write(f, source, weight, space, Epilogue(f, ending, dict(zip(ending.views, rest, strict=False))))
 
-    frame.outlined("winograd", [*bases, space, *map(frame.base, operands)], write)
+    frame.outlined("winograd", [*bases, space, *map(frame.base, ending.views)], write)
 
 
 @dataclass(frozen=True)
@@ -293,7 +292,7 @@ class _Winograd:
             channel, row = f.add(o, h), f.mul(i, 2)
 
             def store(r: int) -> None:
-                epilogue.store(results[r], channel, f.add(row, r), column, 1, 1, 1 + both)
+                epilogue.store(results[r], Corner(channel, f.add(row, r), column), (1, 1, 1 + both))
 
             store(0)
             if rows % 2:

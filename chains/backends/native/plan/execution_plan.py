@@ -19,7 +19,7 @@ from chains.backends.native.llvm.target import Processor
 from chains.backends.native.operations import record_of
 from chains.lowering.tiling import is_large
 from chains.program.loop import Loop
-from chains.program.operations import Map, Operation
+from chains.program.operations import Map, Operation, Pool
 from chains.program.program import Program
 from chains.program.scratch import ScratchPlan
 from chains.program.view import Buffer, View, c_strides
@@ -36,7 +36,8 @@ class PackedWeights(NamedTuple):
 class PlanStep:
     """An operation, with maps that are applied to its results while these are in registers.
 
-    `fused` are maps that follow the operation in the program. `update` is an optimiser's step on its results; in a tile it is
+    `fused` are maps, and perhaps a pool, that follow the operation in the program. Buffers that are `transient` are only in
+    registers. `update` is an optimiser's step on its results; in a tile it is
     done only if the tile holds the whole batch. `alone` are maps that take the place of a product, and of its share of an
     optimiser's step, where the batch is one sample. `origins` are the positions of the operation and of all these maps in the
     program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
@@ -46,7 +47,8 @@ class PlanStep:
     """
 
     operation: Operation
-    fused: tuple[Map, ...] = ()
+    fused: tuple[Map | Pool, ...] = ()
+    transient: frozenset[Buffer] = frozenset()
     update: tuple[Map, ...] = ()
     alone: tuple[PlanStep, ...] = ()
     origins: tuple[int, ...] = ()
@@ -82,6 +84,12 @@ class PlanStep:
     @property
     def operations(self) -> tuple[Operation, ...]:
         return (self.operation, *self.fused, *self.update)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The views of the operations, without those that are only in registers."""
+        views = (view for operation in self.operations for view in operation.views)
+        return tuple(view for view in views if view.buffer not in self.transient)
 
     @property
     def batched(self) -> bool:
@@ -189,9 +197,9 @@ class ExecutionPlan:
 
     `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
     steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
-    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A thread's table of
-    addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list
-    of rows.
+    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A `straight` plan
+    is for one sample (`llvm/straight.py`). A thread's table of addresses holds, in order: the buffers of `table`, the thread's
+    own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list of rows.
     """
 
     program: Program
@@ -199,6 +207,7 @@ class ExecutionPlan:
     parts: int = 1
     gathered: bool = False
     max_scratch_bytes: int | None = None  # of the buffers of a tile, where small tiles can keep it
+    straight: bool = False  # for a batch of one sample, in straight code
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
@@ -213,11 +222,11 @@ class ExecutionPlan:
     @classmethod
     def of(
         cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False,
-        max_scratch_bytes: int | None = None,
+        max_scratch_bytes: int | None = None, straight: bool = False,
     ) -> ExecutionPlan:  # fmt: skip
         """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
-        return cls(program, processor, parts, gathered, max_scratch_bytes, steps)
+        return cls(program, processor, parts, gathered, max_scratch_bytes, straight, steps)
 
     @property
     def lanes(self) -> int:

@@ -303,7 +303,8 @@ def describe_products(plan: ExecutionPlan) -> ExecutionPlan:
     def described(step: PlanStep) -> PlanStep:
         if not isinstance(step.operation, MatMul):
             return step
-        product = FusedProduct.of(step.operation, (*step.fused, *step.update))
+        maps = [each for each in (*step.fused, *step.update) if isinstance(each, Map)]
+        product = FusedProduct.of(step.operation, maps)
         product = replace(product, continued=step.continued, transient=bool(step.update))
         return replace(step, fused_product=replace(product, b=step.packed.copy, padded=True) if step.packed else product)
 

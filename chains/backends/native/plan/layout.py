@@ -65,6 +65,7 @@ class _Arrangement:
             for view in operation.views:
                 self._views.setdefault(view.buffer, []).append(view)
         self._images = {v.buffer for o in operations if record_of(o).of_images for v in o.views if v.batched}
+        self._last = {view.buffer: operation for operation in operations for view in operation.outs}  # the last that writes it
         self._valid: dict[Buffer, set[bool]] = {}  # the layouts (laned or not) that hold the present contents
 
     def add(self, operation: Operation) -> None:
@@ -84,7 +85,7 @@ class _Arrangement:
         self.operations.append(operation if repeated else replace(operation, outs=outs, ins=ins))
         for buffer in dict.fromkeys(view.buffer for view in operation.outs if view.batched):
             self._valid[buffer] = {wanted}
-            if buffer.role != "scratch":
+            if buffer.role != "scratch" and self._last[buffer] is operation:
                 self._provide(buffer, False)
 
     def _wanted(self, operation: Operation) -> bool:

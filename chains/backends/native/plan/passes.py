@@ -16,7 +16,7 @@ from chains.backends.native.plan.fused_update import (
 from chains.backends.native.plan.layout import arrange_layout, pad_rows, solve_in_lanes
 from chains.backends.native.plan.one_sample import write_loops_for_one_sample
 from chains.backends.native.plan.outlining import outline_alike, share_blocks
-from chains.backends.native.plan.segments import cut_into_segments
+from chains.backends.native.plan.segments import cut_into_segments, leave_out_stores
 from chains.backends.native.plan.teams import partition_rows, place_barriers
 from chains.backends.native.plan.tiles import list_buffers, list_sums, pack_weights, place_tile_scratch, point_to_rows
 from chains.backends.native.plan.width import choose_width
@@ -34,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     fuse_update_into_large_products,
     partition_rows,
     cut_into_segments,
+    leave_out_stores,
     pack_weights,
     fuse_update_into_tiles,
     fuse_update_of_one_sample,
@@ -56,15 +57,15 @@ def name_of(function: Pass) -> str:
 
 def plan_of(
     program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False,
-    max_scratch_bytes: int | None = None,
+    max_scratch_bytes: int | None = None, straight: bool = False,
 ) -> ExecutionPlan:  # fmt: skip
     """The plan of a program, with products partitioned among `parts` threads if that is worth it, `gathered` or not.
 
-    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. `watch` is called with the name of each
-    pass and the plan after it. Raises UnsupportedOperationError for a product that no
-    kernel can do.
+    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. A `straight` plan is for one sample
+    (`is_straight`). `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a
+    product that no kernel can do.
     """
-    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes)
+    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes, straight)
     for function in PASSES:
         plan = function(plan)
         if watch:
@@ -151,6 +152,8 @@ def _step(step: PlanStep) -> Iterator[str]:
     yield from (f"      for one sample {each.operation}" for each in step.alone)
     if step.packed:
         yield f"      reads {step.packed.copy.text}, in rows of {step.packed.copy.strides[0]}"
+    if step.transient:
+        yield f"      does not store {', '.join(sorted(buffer.name for buffer in step.transient))}"
     if product := step.fused_product:
         stored = ", not stored" if product.transient else ""
         yield f"      product {_place(product.out)} from {_place(product.a)} and {_place(product.b)}{stored}"

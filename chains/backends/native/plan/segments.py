@@ -6,6 +6,7 @@ product has a segment for itself, which sees the whole batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -15,7 +16,7 @@ from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, 
 from chains.lowering.tiling import Tiles, begun, only_continues
 from chains.program.alias import conflict, overlap, same
 from chains.program.loop import Loop
-from chains.program.operations import Map, Operation, Total
+from chains.program.operations import Map, Operation, Pool, Total
 from chains.program.view import Buffer
 
 MAX_FUNCTION_STEPS = 16  # in one function: the time to compile a function grows faster than its length
@@ -46,7 +47,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
     """Cut the program into as few segments as the order of its operations allows."""
     drafts = [_Draft()]
     for step in plan.steps:
-        step = with_body(step, plan.lanes)
+        step = with_body(step, plan)
         draft, operation = drafts[-1], step.operation
         if not step.batched:
             draft.once.append(step)
@@ -57,7 +58,7 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
             continue
         refused = draft.refuses(operation)
         last = draft.product or (draft.tiled[-1] if draft.tiled else None)
-        fused = _fused(last, step, plan.lanes) if last and not refused else None
+        fused = _fused(last, step, plan) if last and not refused else None
         if not fused:
             if refused or draft.product:
                 drafts.append(_Draft())
@@ -71,25 +72,25 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
     return replace(plan, segments=segments, whole=_crossing(segments))
 
 
-def with_body(step: PlanStep, lanes: int) -> PlanStep:
+def with_body(step: PlanStep, plan: ExecutionPlan) -> PlanStep:
     """A loop with the steps of its body, where maps are joined to the product before them; any other step as it is."""
     body: list[PlanStep] = []
     for operation in step.operation.body if isinstance(step.operation, Loop) else ():
-        inner = with_body(PlanStep(operation, origins=step.origins), lanes)
-        if body and (fused := _fused(body[-1], inner, lanes)):
+        inner = with_body(PlanStep(operation, origins=step.origins), plan)
+        if body and (fused := _fused(body[-1], inner, plan)):
             body[-1] = fused
         else:
             body.append(inner)
     return replace(step, body=tuple(body)) if body else step
 
 
-def _fused(product: PlanStep, step: PlanStep, lanes: int) -> PlanStep | None:
-    """The product with a map that is applied to its results in registers; None if that is impossible."""
+def _fused(product: PlanStep, step: PlanStep, plan: ExecutionPlan) -> PlanStep | None:
+    """The product with a map or a pool that is applied to its results in registers; None if that is impossible."""
     candidate, operation = step.operation, product.operation
-    if not isinstance(candidate, Map) or product.owner is not None or product.update:
+    if not isinstance(candidate, (Map, Pool)) or product.owner is not None or product.update:
         return None
     fuses = record_of(operation).fuses
-    if not (fuses and fuses(operation, product.fused, candidate, lanes)):
+    if not (fuses and fuses(operation, product.fused, candidate, plan.lanes, plan.processor.registers)):
         return None
     return replace(product, fused=(*product.fused, candidate), origins=(*product.origins, *step.origins))
 
@@ -117,6 +118,27 @@ def divided(done_once: Sequence[PlanStep], others: Sequence[Operation]) -> tuple
         else:
             early.append(step)
     return tuple(early), tuple(once)
+
+
+def leave_out_stores(plan: ExecutionPlan) -> ExecutionPlan:
+    """Find the results of convolutions that nothing but the step itself reads: they stay in registers."""
+    if not plan.laned:
+        return plan
+    uses = Counter(buffer for segment in plan.segments for step in segment.steps for buffer in _buffers(step))
+
+    def transient(step: PlanStep) -> PlanStep:
+        if not step.fused or not record_of(step.operation).of_images:
+            return step
+        written = [view.buffer for each in (step.operation, *step.fused) for view in each.outs]
+        last = {view.buffer for view in step.fused[-1].outs}
+        unread = {buffer for buffer in written if buffer.role == "scratch" and buffer not in last and uses[buffer] == 1}
+        return replace(step, transient=frozenset(unread))
+
+    return plan.changed_on_tiles(transient)
+
+
+def _buffers(step: PlanStep) -> set[Buffer]:
+    return {view.buffer for operation in step.operations for view in operation.views}
 
 
 def works_of(once: Sequence[PlanStep]) -> tuple[Work, ...]:

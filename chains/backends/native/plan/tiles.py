@@ -81,7 +81,7 @@ def place_tile_scratch(plan: ExecutionPlan) -> ExecutionPlan:
     """Give every buffer of a tile its place, and choose the size of tiles: as many samples as fit."""
     used: dict[Buffer, tuple[int, int]] = {}
     for moment, step in moments(plan):
-        for buffer in (view.buffer for operation in step.operations for view in operation.views):
+        for buffer in (view.buffer for view in step.views):
             if is_of_tile(buffer, plan):
                 used[buffer] = (used.get(buffer, (moment, moment))[0], moment)
     scratch = plan_scratch(Lifetime(buffer, buffer.nbytes, True, first, last) for buffer, (first, last) in used.items())
@@ -131,7 +131,7 @@ def moments(plan: ExecutionPlan) -> Iterator[tuple[int, PlanStep]]:
 
 def point_to_rows(plan: ExecutionPlan) -> ExecutionPlan:
     """Find the input whose large samples are read from the caller's data set without a copy."""
-    if plan.laned:
+    if plan.laned or plan.straight:
         return plan
     tiled = [o for segment in plan.segments for step in segment.tiled_steps for o in step.operations]
     others = [operation for step in plan.products for operation in step.operations]
