@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from chains.backends.native.llvm.emit import Type, Value
+from typing import Any, NamedTuple
 
 
 class Place(NamedTuple):
@@ -34,10 +31,13 @@ class Place(NamedTuple):
 
 @dataclass
 class Stored:
-    """The numbers of each region whose places are known, all after one base: by the offset, the vector and the lane."""
+    """The numbers of each region whose places are known, all after one base: by the offset, the vector and the lane.
+
+    Vectors and types are those of `emit.py`, which imports this module.
+    """
 
     bases: dict[Hashable, str] = field(default_factory=dict)
-    numbers: dict[Hashable, dict[int, tuple[Value, int]]] = field(default_factory=dict)
+    numbers: dict[Hashable, dict[int, tuple[Any, int]]] = field(default_factory=dict)
     products: set[str] = field(default_factory=set)  # the results of multiplications
 
     def clear(self) -> None:
@@ -45,7 +45,7 @@ class Stored:
         self.bases.clear()
         self.numbers.clear()
 
-    def store(self, place: Place, value: Value, used: int | None) -> None:
+    def store(self, place: Place, value: Any, used: int | None) -> None:
         """Note a store of the first `used` lanes of a value; of unknown lanes, if None."""
         region, size = place.region, value.type.size
         if used is None or self.bases.get(region) != place.base:
@@ -53,7 +53,7 @@ class Stored:
         self.bases[region] = place.base
         self.numbers[region].update((place.offset + k * size, (value, k)) for k in range(used or 0))
 
-    def find(self, place: Place, type: Type, used: int) -> tuple[Value, list[int]] | None:
+    def find(self, place: Place, type: Any, used: int) -> tuple[Any, list[int]] | None:
         """The vector that has the first `used` numbers at a place, and their lanes; None if no vector has them all."""
         if self.bases.get(place.region) != place.base:
             return None
