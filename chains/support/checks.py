@@ -7,6 +7,7 @@ import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -184,9 +185,15 @@ def with_hints(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def is_masked_array(value: Any) -> bool:
+    """Whether `value` is one of NumPy's masked arrays. Their module, which is slow to import, is not loaded for this."""
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(value, kind)
+
+
 def as_unmasked(name: str, value: Any) -> np.ndarray:
     """`value` as an array. Raises TypeError for masked entries, which would lose their mask."""
-    if np.ma.is_masked(value):
+    if is_masked_array(value) and value.mask.any():
         raise TypeError(f"`{name}` has masked entries, whose mask would be lost: pass {name}.filled(...), or leave them out")
     return np.asarray(value)
 

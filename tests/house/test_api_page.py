@@ -168,6 +168,7 @@ IMPORTED = {
     for node in ast.walk(ast.parse(Path(chains.__file__).read_text()))
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
+    if alias.asname != "_late"
 }
 NAMES = IMPORTED - set(MODULES)
 BEHIND_ROOMS = {f"{head}.{name}" for head, module in ROOMS.items() for name in set(module.__all__) - NAMES}

@@ -20,7 +20,7 @@ from chains.backends import Backend, Binding, backend
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.operations import Gather, Operation
 from chains.program.places import Part
-from tests.harness import BACKENDS, package_modules
+from tests.harness import BACKENDS, package_modules, public_things
 
 PACKAGE = Path(chains.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -305,7 +305,7 @@ def described(thing: object) -> bool:
 
 
 def test_public_things_have_a_docstring():
-    things = {name: thing for name, thing in vars(chains).items() if not name.startswith("_")}
+    things = {name: thing for name, thing in (vars(chains) | public_things()).items() if not name.startswith("_")}
     made = {
         name for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing) or inspect.ismodule(thing)
     }
@@ -321,7 +321,7 @@ def test_a_star_brings_what_networks_are_made_of():
         "Parallel", "Series", "minimize", "train", "loss", "data", "testing", "accuracy",
     }  # fmt: skip
     made_of = [chains.Layer, chains.Loss, chains.Optimizer, chains.Penalty, Activation, Chain]
-    for name, value in vars(chains).items():
+    for name, value in public_things().items():
         kind = value if inspect.isclass(value) else type(value)
         if issubclass(kind, tuple(made_of)) and kind not in (*made_of[:4], chains.Parallel, chains.Series):
             assert found.get(name) is value, f"chains.{name} belongs in `__all__` of chains/__init__.py: add it there"
@@ -334,7 +334,27 @@ def test_sigma_is_sigmoid():
 
 
 HEAVY = ("scipy.optimize", "matplotlib", "torch", "pooch", "tqdm", "llvmlite", "cupy", "cudnn", "sklearn", "pytest")
-LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY} if name in sys.modules])"
+LATE = ("numpy.ma", "importlib.metadata", "tarfile", "html", "chains.training", "chains.exporting", "chains.sampling")
+LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY + LATE} if name in sys.modules])"
+
+
+def test_late_names_are_those_of_type_checkers():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "typing.TYPE_CHECKING"]
+    told = {}
+    for node in block.body:
+        told |= {a.name: f"chains.{a.name}" if node.module == "chains" else node.module for a in node.names}
+    assert told == {name: source for name, source in chains._LATE.items() if name in told or name not in chains._ROOMS}
+    assert told.keys() <= set(dir(chains))
+
+
+def test_late_names_are_found_once(monkeypatch):
+    for name, source in chains._LATE.items():
+        monkeypatch.delitem(vars(chains), name, raising=False)
+        found = getattr(chains, name)
+        assert found is vars(chains)[name] is getattr(importlib.import_module(source), name, found)
+    with pytest.raises(AttributeError, match="module 'chains' has no attribute 'trian'"):
+        _ = chains.trian
 
 
 def test_import_is_light():
