@@ -19,7 +19,7 @@ from benchmarks.studies import pinnacle_solvers as solvers
 from benchmarks.studies.pinnacle_references import Places
 from benchmarks.studies.pinnacle_solvers import Hole
 from chains import Term
-from chains.expr import cos, exp, sin
+from chains.expr import cos, exp, sin, where
 
 INSIDE, SIDE, TESTS = 1000, 200, 5000
 NOISE = 0.1  # the deviation of measurements
@@ -214,7 +214,7 @@ def poisson_3d_cg(c: Context) -> Case:
     """Poisson and Boltzmann's equation in a cube without four balls, with a coefficient that jumps; all is closed."""
     holes = [(0.4, 0.3, 0.6, 0.2), (0.6, 0.7, 0.6, 0.2), (0.2, 0.8, 0.7, 0.1), (0.6, 0.2, 0.3, 0.1)]
     low, high = [0.0] * 3, [1.0] * 3
-    inside, sides = c.inside(low, high, holes=holes), c.faces(low, high, [0, 1, 2])
+    sides = c.faces(low, high, [0, 1, 2])
     balls, inward = c.balls(holes)
     points, out = np.concatenate([sides, balls]), np.concatenate([normals(sides, low, high), inward])
 
@@ -224,9 +224,8 @@ def poisson_3d_cg(c: Context) -> Case:
 
     terms = [
         Term(
-            lambda u, x, y, z, square: u.xx + u.yy + u.zz - square * u + source(x, y, z),
-            inside,
-            data={"square": np.where(inside[:, 2] < 0.5, 64.0, 100.0)},
+            lambda u, x, y, z: u.xx + u.yy + u.zz - where(z < 0.5, 64.0, 100.0) * u + source(x, y, z),
+            c.inside(low, high, holes=holes),
         ),
         Term(
             lambda u, along, across, upward: along * u.x + across * u.y + upward * u.z,
