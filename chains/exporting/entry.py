@@ -139,11 +139,11 @@ def adapted(text: str, target: Target) -> str:
 class _Entry:
     """Writes the function that C calls."""
 
+    f: Function
+
     def __init__(self, planned: Planned, interface: Interface, symbol: str) -> None:
         self.call, self.target, self.scratch, self.straight = planned.call, planned.target, planned.scratch, planned.straight
         self.signature, self.interface, self.symbol = planned.signature, interface, symbol
-
-    f: Function
 
     def write(self, module: Module, plan: ExecutionPlan) -> None:
         """Add it to a module that has, for every segment, the functions that `Compiler` writes."""

@@ -55,7 +55,7 @@ class Compiler:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self.module = Module()
+        self.module = Module(splits_masks=plan.processor.kind != "avx512")
         self.outlines = Outlines()
 
     def compiled(self, drive: Callable[[Module, ExecutionPlan], None] = write_driver) -> Compiled:

@@ -367,7 +367,7 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
     lanes = frame.lanes if product.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
     prefetch = reads_samples(product.a)
-    height, panel = frame.shapes.matmul_sums.block(vectors)
+    height, panel = (frame.shapes.matmul_updates if product.maps else frame.shapes.matmul_sums).block(vectors)
     height = min(rows, height)
 
     def block(i: Value, size: int, column: Value, masks: list[Value | None]) -> None:
