@@ -5,11 +5,9 @@
 """
 
 # The public names. `x as x` marks names as public for type checkers if `__all__` below leaves them out.
-from chains import data as data
+import typing
+
 from chains import expr as expr
-from chains import models as models
-from chains import schedules as schedules
-from chains import testing as testing
 from chains.activations import activation as activation
 from chains.activations import (
     elu,
@@ -29,11 +27,7 @@ from chains.activations import (
 )
 from chains.backends import FallbackWarning as FallbackWarning
 from chains.backends import NumpyOnlyWarning as NumpyOnlyWarning
-from chains.callbacks import EarlyStopping
 from chains.chain import Chain
-from chains.exporting.export import export as export
-from chains.files import load as load
-from chains.files import save as save
 from chains.layers import (
     GRU,
     LSTM,
@@ -87,30 +81,71 @@ from chains.optimizers import SGD, Adagrad, Adam, AdamW, RMSProp
 from chains.optimizers import Optimizer as Optimizer
 from chains.penalties import FrontLastPenalty, L1Penalty, L2Penalty
 from chains.penalties import Penalty as Penalty
-from chains.queueing.queue import Queue as Queue
-from chains.residuals.problem import ResidualProblem, Term
-from chains.residuals.weights import AdaptiveWeights as AdaptiveWeights
-from chains.sampling.laplace import Laplace as Laplace
-from chains.sampling.sample import HMC as HMC
-from chains.sampling.sample import sample as sample
-from chains.sampling.samplers import SGLD, SWAG
-from chains.solving.shooting import MultipleShooting as MultipleShooting
-from chains.solving.solve import solve as solve
+from chains.support import late as _late
 from chains.support.streams import member_seeds as member_seeds
 from chains.support.threads import get_num_threads as get_num_threads
 from chains.support.threads import num_threads as num_threads
 from chains.support.threads import set_num_threads as set_num_threads
-from chains.training.checkpoint import Checkpoint as Checkpoint
-from chains.training.history import History as History
-from chains.training.train import train as train
-from chains.training.updater import Updater as Updater
 from chains.version import __version__ as __version__
+
+# What not every program needs is imported when it is first used: a module takes about half a millisecond.
+if typing.TYPE_CHECKING:
+    from chains import data as data
+    from chains import models as models
+    from chains import schedules as schedules
+    from chains import testing as testing
+    from chains.callbacks import EarlyStopping
+    from chains.exporting.export import export as export
+    from chains.files import load as load
+    from chains.files import save as save
+    from chains.queueing.queue import Queue as Queue
+    from chains.residuals.problem import ResidualProblem, Term
+    from chains.residuals.weights import AdaptiveWeights as AdaptiveWeights
+    from chains.sampling.laplace import Laplace as Laplace
+    from chains.sampling.sample import HMC as HMC
+    from chains.sampling.sample import sample as sample
+    from chains.sampling.samplers import SGLD, SWAG
+    from chains.solving.shooting import MultipleShooting as MultipleShooting
+    from chains.solving.solve import solve as solve
+    from chains.training.checkpoint import Checkpoint as Checkpoint
+    from chains.training.history import History as History
+    from chains.training.train import train as train
+    from chains.training.updater import Updater as Updater
+
+_ROOMS = frozenset(
+    ("callbacks", "data", "exporting", "files", "models", "queueing", "sampling", "schedules", "solving", "testing", "training")
+)
+_LATE = {
+    **{name: f"chains.{name}" for name in _ROOMS},
+    "EarlyStopping": "chains.callbacks",
+    "export": "chains.exporting.export",
+    "load": "chains.files",
+    "save": "chains.files",
+    "Queue": "chains.queueing.queue",
+    "ResidualProblem": "chains.residuals.problem",
+    "Term": "chains.residuals.problem",
+    "AdaptiveWeights": "chains.residuals.weights",
+    "Laplace": "chains.sampling.laplace",
+    "HMC": "chains.sampling.sample",
+    "sample": "chains.sampling.sample",
+    "SGLD": "chains.sampling.samplers",
+    "SWAG": "chains.sampling.samplers",
+    "MultipleShooting": "chains.solving.shooting",
+    "solve": "chains.solving.solve",
+    "Checkpoint": "chains.training.checkpoint",
+    "History": "chains.training.history",
+    "train": "chains.training.train",
+    "Updater": "chains.training.updater",
+}
+if not typing.TYPE_CHECKING:  # to which any attribute would exist
+    __getattr__ = _late.late_names(globals(), _LATE)
 
 
 def __dir__() -> list[str]:
     """The public names, which editors offer."""
     modules = {"data", "expr", "models", "schedules", "testing"}
-    return [name for name, thing in globals().items() if name in modules or not isinstance(thing, type(data))]
+    shown = {name for name, thing in globals().items() if not isinstance(thing, type(typing))}
+    return sorted(modules | shown | (_LATE.keys() - _ROOMS))
 
 
 # The parts of networks. A star import leaves out names that are likely to have another meaning in the importing module:

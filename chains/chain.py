@@ -27,7 +27,7 @@ from chains.penalties import Penalty
 from chains.program.program import Program
 from chains.support import arguments, streams
 from chains.support.caching import lazy
-from chains.support.checks import check_shape, whole
+from chains.support.checks import check_shape, whole, with_hints
 from chains.support.memory import memory_named
 from chains.support.messages import as_html, counted, listed
 
@@ -369,6 +369,7 @@ class Chain(Series):
 
     # Further derivatives
 
+    @with_hints
     def derivatives(
         self, p: Any, x: Any, order: int = 2, directions: Any = None, *, full: bool = False, state: Any = None, out: Any = None
     ) -> tuple[np.ndarray, ...]:
@@ -408,6 +409,7 @@ class Chain(Series):
         """
         return derivatives.derivatives(self._network, p, x, order, directions, full, state, out)
 
+    @with_hints
     def laplacian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The sum of the second derivatives by each input, shape (batch, *output_shape).
 
@@ -420,6 +422,7 @@ class Chain(Series):
         """
         return derivatives.laplacian(self._network, p, x, state, out)
 
+    @with_hints
     def input_jacobian(self, p: Any, x: Any, *, state: Any = None, out: np.ndarray | None = None) -> np.ndarray:
         """The derivatives of the outputs with respect to the inputs, (batch, *output_shape, *input_shape), in the
         cheaper of both directions.
@@ -433,6 +436,7 @@ class Chain(Series):
         """
         return derivatives.input_jacobian(self._network, p, x, state, out)
 
+    @with_hints
     def jacobian(
         self, p: Any, x: Any, *, lengths: Any = None, direction: str = "auto", state: Any = None,
         out: np.ndarray | None = None,
@@ -521,6 +525,7 @@ class Chain(Series):
         """
         return derivatives.gauss_newton(self._network, p, x, t, loss, v, weights, lengths, state, out)
 
+    @with_hints
     def sample_gradients(
         self,
         p: Any,

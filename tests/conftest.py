@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -72,6 +73,14 @@ def pytest_addoption(parser):
     parser.addoption("--random-seed", type=int, metavar="N", help="draw other random cases than those of every run")
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import no file of which no case runs, unless the command names it."""
+    if not has_choice(config) or config.getoption("--rest") or collection_path in map(Path.absolute, map(Path, config.args)):
+        return None
+    place = collection_path.relative_to(config.rootpath) if collection_path.is_relative_to(config.rootpath) else collection_path
+    return True if selection.remaining().get(place.as_posix()) == 0 else None
+
+
 QUICK = pytest.StashKey[dict[str, set[str]]]()  # the identifiers of the quick cases of tests with parameters
 
 
@@ -95,14 +104,29 @@ def pytest_generate_tests(metafunc):
         calls[:] = (every if metafunc.config.getoption("--rest") else quick) or calls[:1]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Note the processor time of each case, with that of the processes it started."""
+    before = selection.processor_time()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((selection.SECONDS, selection.processor_time() - before))
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    """Of the cases that -k names, most are left out like others: whoever adds a case should know."""
+    """Name quick cases that take long. Of the cases that -k names, most are left out like others: whoever adds a case should
+    know.
+    """
+    if has_choice(config) and not config.getoption("--rest"):
+        for line in selection.too_long(terminalreporter.stats.get("passed", [])):
+            terminalreporter.write_line(line)
     if config.getoption("keyword") and not config.getoption("--all-cases"):
         terminalreporter.write_line("-k selects among the cases of every run; add --all-cases for all cases of that name")
 
 
 def pytest_collection_modifyitems(config, items):
-    """The quick tests, or the rest, one case after the other."""
+    """The quick tests, or the rest, one case after the other; programs that fall to NumPy fail where none should."""
     if has_choice(config):
         rest, quick = config.getoption("--rest"), config.stash.get(QUICK, {})
         left_out = [item for item in items if is_quick(item, quick) == rest]
@@ -110,6 +134,10 @@ def pytest_collection_modifyitems(config, items):
             config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_quick(item, quick) != rest]
     items[:] = selection.neighbours(items)
+    some = not config.getoption("--rest") and not config.getoption("--all-cases")
+    for item in items:
+        if some and selection.must_be_native(item.nodeid):
+            item.add_marker(pytest.mark.filterwarnings("error::chains.FallbackWarning"))
 
 
 def is_quick(item, quick: dict[str, set[str]]) -> bool:
@@ -120,9 +148,15 @@ def is_quick(item, quick: dict[str, set[str]]) -> bool:
     return selection.remaining().get(name) != 0
 
 
-def pytest_collection_finish():
-    """Garbage collections, which some tests request, skip what was imported and collected: half a second each."""
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported and collected is no garbage. Later collections, which some tests request, skip it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(params=harness.BACKENDS)

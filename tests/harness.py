@@ -707,6 +707,11 @@ def _classes() -> set[type]:
     return found - abstract
 
 
+def public_things() -> dict[str, Any]:
+    """The attributes of the package that editors offer, with those that are imported when first used."""
+    return {name: getattr(chains, name) for name in dir(chains)}
+
+
 def package_modules() -> list[Any]:
     """Every module of the package that can be imported here."""
     modules = []

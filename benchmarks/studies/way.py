@@ -23,6 +23,7 @@ from chains import Chain, Dense, SquaredLoss, tanh
 HOUSE = str(Path(chains.__file__).parent)
 DOOR = "<door of "  # the functions that `network/call.py` writes
 BATCH = 200
+METHODS = ("__call__", "value_and_grad", "loss", "vjp", "hvp", "gauss_newton")
 
 
 class Way(NamedTuple):
@@ -58,7 +59,7 @@ def measured() -> dict[str, Way]:
     """The ways of the first and of a repeated call, each by the name of its method."""
     x, t, loss = np.ones((BATCH, 4), np.float32), np.zeros((BATCH, 4), np.float32), SquaredLoss()
     found = {}
-    for name in ("__call__", "value_and_grad", "loss", "vjp", "hvp", "gauss_newton"):
+    for name in METHODS:
         nets = [Chain(Dense(4, 32, tanh), Dense(32, 16, tanh), Dense(16, 4)) for _ in range(2)]
         p = nets[0].init(seed=0)
         more = {"__call__": (x, p), "vjp": (p, x, t), "hvp": (p, x, t, loss, p), "gauss_newton": (p, x, t, loss, p)}

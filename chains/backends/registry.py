@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chains.backends.array_api import ArrayBackend
 from chains.backends.array_api.library import LIKELY
@@ -16,6 +15,9 @@ from chains.backends.cupy_settings import Cupy
 from chains.backends.numpy.backend import NumpyBackend
 from chains.support.memory import add_memory
 from chains.support.messages import meant, shown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GPU_LIBRARIES = (partial(ArrayBackend, "cupy"), partial(ArrayBackend, "torch", "cuda"))  # where kernels are refused
 GROUP = "chains.backends"  # of entry points
@@ -147,6 +149,8 @@ def _of_distribution(entry: EntryPoint) -> Backend:
 @cache
 def _distributed() -> dict[str, EntryPoint]:
     """The entry points of installed distributions, by name."""
+    from importlib.metadata import entry_points  # seldom needed, and slow to import
+
     return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in _OWN}
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 import stat
 import sys
-import tarfile
 import textwrap
 import zlib
 from collections.abc import Sequence
@@ -121,6 +119,9 @@ def _download(pooch: ModuleType, name: str, known_hash: str, mirrors: Sequence[s
 
 def _extract(packed: Path, files: Sequence[DataFile], folder: Path) -> list[Path]:
     """Unpack only the files of a data set from a tar archive, from any folders in it."""
+    import shutil  # these two load all of Python's compressors
+    import tarfile
+
     with tarfile.open(packed) as archive:
         members = {PurePosixPath(member.name).name: member for member in archive.getmembers() if member.isfile()}
         names = [file.name.removesuffix(".gz") for file in files]

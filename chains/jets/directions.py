@@ -128,7 +128,7 @@ class Directions:
             shape = operation.outs[common[0]].shape
             self._part(operation, formula, {k: view for k, view in places.items() if view.shape == shape}, common)
         if along:
-            second, ins = _rest(formula, [formula.outputs[k] for k in along], kept)
+            second, ins = rest(formula, [formula.outputs[k] for k in along], kept)
             taken = tuple(operands[k] for k in ins)
             batched = any(view.batched for view in taken)
             outs = tuple(self._result(operation, operation.outs[k], batched) for k in along)
@@ -276,7 +276,7 @@ def _samples(view: View) -> View:
     return replace(view, shape=shape, strides=(stride * extent.per_sample, *view.strides))
 
 
-def _rest(formula: Formula, outputs: Sequence[int], known: Sequence[int]) -> tuple[Formula, list[int]]:
+def rest(formula: Formula, outputs: Sequence[int], known: Sequence[int]) -> tuple[Formula, list[int]]:
     """The formula of these results where those that are `known` are inputs, and the numbers of its inputs."""
     first = len(formula.inputs)
     needed = set(outputs)

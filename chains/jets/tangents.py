@@ -20,7 +20,7 @@ import numpy as np
 
 from chains.expr import Formula
 from chains.expr.formulas import Replay
-from chains.jets.directions import _rest
+from chains.jets.directions import rest
 from chains.program.loop import Loop, all_operations
 from chains.program.operations import BatchMatMul, Copy, Fill, Gather, Map, MatMul, Operation, Reduce
 from chains.program.recorder import Recorder
@@ -131,7 +131,7 @@ class Tangents:
             k for k in sorted(used)
             if (operation.ins[k].buffer in overwritten if k < first else instructions[k].operation != "const")
         ]  # fmt: skip
-        second, numbers = _rest(formula, [formula.outputs[k] for k in along], kept)
+        second, numbers = rest(formula, [formula.outputs[k] for k in along], kept)
         kept = [k for k in kept if k in numbers]
         places = {k: scratch_like(outs[0], "common to lanes") for k in kept}
         if common or places:

@@ -226,6 +226,7 @@ class Declaration:
         self.timed = False  # whether the samples may have lengths
         self.output_times: int | None = None  # steps of the output; 0: none; None: those of the input, if the axis stays
         self.has_other_steps = False  # whether a part has other steps than those of the input
+        self.without_lengths = ""  # what a layer with steps does, so that its samples have no lengths
         self.id_count: int | None = None  # the number of different ids, if the input holds ids
         self.children: list[Declaration] = []
         self._layout = layout

@@ -154,7 +154,8 @@ def lengths_of(lengths: Any, x: Any, declaration: Declaration, name: str = "leng
     check_batch(name, lengths, len(x), of)
     steps = declaration.max_steps
     if not steps:
-        raise ValueError(f"`{name}` must be left out: no layer of this network has a time axis")
+        reasons = [f"layer {d.name}, {d.layer!r}, {d.without_lengths}" for d in declaration.all if d.without_lengths]
+        raise ValueError(f"`{name}` must be left out: {(reasons or ['no layer of this network has a time axis'])[0]}")
     if apart := next((d for d in declaration.all if d.has_other_steps), None):
         raise ValueError(f"`{name}` must be left out: layer {apart.name}, {apart.layer!r}, has other steps than the input")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":

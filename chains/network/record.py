@@ -38,10 +38,10 @@ MAX_LINES = 16  # of an activation that counts as piecewise linear
 
 def forward(network: Network, dtype: Any, training: bool, *, masked: bool = False) -> Program:
     """y = the network's output at x; while training, the state is updated."""
-    ops, p, x = _begin("forward", network, dtype, training, masked=masked)
+    ops, p, x = begin("forward", network, dtype, training, masked=masked)
     y = ops.external("y", network.declaration.output_shape, role="output", batched=True)
     unread = ops.scratch("gradient", (network.layout.size,), batched=False)
-    _node(ops, network, p, unread, updates=training).forward(ops, x, y)
+    node_with(ops, network, p, unread, updates=training).forward(ops, x, y)
     return ops.finish()
 
 
@@ -49,15 +49,15 @@ def vjp(
     network: Network, dtype: Any, training: bool, wanted: Collection[str] = ("g", "dx"), *, masked: bool = False
 ) -> Program:
     """g and dx = the pullback of the cotangent dy, or only the `wanted` one of them. Pure."""
-    ops, p, x = _begin("vjp", network, dtype, training, masked=masked)
+    ops, p, x = begin("vjp", network, dtype, training, masked=masked)
     cotangent = ops.external("dy", network.declaration.output_shape, role="input", batched=True)
     g, dx = _gradients(ops, network, wanted)
     y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
-    node = _node(ops, network, p, g)
+    node = node_with(ops, network, p, g)
     node.forward(ops, x, y)
     ops.copy(dy, cotangent)  # a pullback may overwrite its cotangent
     node.pullback(ops, x, y, dy, dx)
-    _zero_frozen(ops, network, g)
+    zero_frozen(ops, network, g)
     return ops.finish()
 
 
@@ -81,8 +81,8 @@ class Criterion(Tunable):
 
 def loss(network: Network, criterion: Criterion, dtype: Any, training: bool = False) -> Program:
     """value = the loss and penalty. Pure."""
-    ops, p, x = _begin("loss", network, dtype, training, masked=criterion.masked)
-    _record_gradient(ops, network, criterion, p, None, x)
+    ops, p, x = begin("loss", network, dtype, training, masked=criterion.masked)
+    record_gradient(ops, network, criterion, p, None, x)
     return ops.finish()
 
 
@@ -100,10 +100,10 @@ def gradient(
 
     While training, the state is updated unless `pure`. If `parallel`, value and g are those of all processes together.
     """
-    ops, p, x = _begin("gradient", network, dtype, training, masked=criterion.masked, parallel=parallel)
+    ops, p, x = begin("gradient", network, dtype, training, masked=criterion.masked, parallel=parallel)
     g, dx = _gradients(ops, network, wanted)
-    _record_gradient(ops, network, criterion, p, g, x, dx, updates=training and not pure)
-    _zero_frozen(ops, network, g)
+    record_gradient(ops, network, criterion, p, g, x, dx, updates=training and not pure)
+    zero_frozen(ops, network, g)
     return ops.finish()
 
 
@@ -114,21 +114,21 @@ def training_step(
 
     If `parallel`, the gradient is that of all processes together.
     """
-    ops, p, x = _begin("training step", network, dtype, True, "state", masked=criterion.masked, parallel=parallel)
+    ops, p, x = begin("training step", network, dtype, True, "state", masked=criterion.masked, parallel=parallel)
     criterion, moving = ops.symbolic((criterion, optimizer))  # in the order of the numbers that a step gets
-    g = _record_gradient(ops, network, criterion, p, None, x, updates=True)
+    g = record_gradient(ops, network, criterion, p, None, x, updates=True)
     with ops.label(type(optimizer).__name__):
         moving.record(ops, p, g, network.trainable)
     return ops.finish()
 
 
-def _begin_series(name: str, network: Network, dtype: Any, *, masked: bool = False) -> tuple[Recorder, View, View]:
-    """As `_begin`, for programs on series. Raises NotImplementedError for networks that have none."""
+def begin_series(name: str, network: Network, dtype: Any, *, masked: bool = False) -> tuple[Recorder, View, View]:
+    """As `begin`, for programs on series. Raises NotImplementedError for networks that have none."""
     network.declaration.check_series()
-    return _begin(name, network, dtype, training=False, masked=masked)
+    return begin(name, network, dtype, training=False, masked=masked)
 
 
-def _begin(
+def begin(
     name: str,
     network: Network,
     dtype: Any,
@@ -148,11 +148,11 @@ def _begin(
 
 def node_of(ops: Recorder, network: Network, p: View) -> Node:
     """The network with its parameters alone."""
-    return _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False))
+    return node_with(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False))
 
 
-def _node(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
-    """The network with its vectors; without `updates`, the new state goes to scratch that is never read."""
+def node_with(ops: Recorder, network: Network, p: View, g: View, *, updates: bool = False) -> Node:
+    """The network with these vectors; without `updates`, the new state goes to scratch that is never read."""
     size = (network.state_layout.size,)
     state = ops.external("state", size, role="state" if updates else "input")
     new_state = state if updates else ops.scratch("new_state", size, batched=False)
@@ -167,7 +167,7 @@ def _gradients(ops: Recorder, network: Network, wanted: Collection[str]) -> tupl
     return g, dx
 
 
-def _record_gradient(
+def record_gradient(
     ops: Recorder,
     network: Network,
     criterion: Criterion,
@@ -193,7 +193,7 @@ def _record_gradient(
         own_g, own_value = sums.slice(0, 0, size), sums.index(0, size)
     else:
         own_g, own_value = ops.scratch("gradient", (size,), batched=False) if g is None else g, value
-    node = _node(ops, network, p, own_g, updates=updates)
+    node = node_with(ops, network, p, own_g, updates=updates)
     if dx is None:
         dx = ops.scratch("dx", network.declaration.input)  # never read, so never computed
     views = Gradient(x, y, dy, dx, t, w, own_value)
@@ -202,7 +202,7 @@ def _record_gradient(
     else:
         _record_loss(ops, criterion.loss, node, views)
     if ops.parallel:
-        _zero_frozen(ops, network, own_g)
+        zero_frozen(ops, network, own_g)
         ops.all_reduce(sums, sums)
         ops.copy(value, own_value)
         if g is not None:
@@ -237,13 +237,13 @@ def _record_loss(ops: Recorder, loss: Loss, node: Node, views: Gradient) -> None
     node.forward(ops, x, y)
     begun, function = len(ops.operations), f"{type(loss).__name__}.record"
     with ops.label(type(loss).__name__):
-        loss.record(ops, *_within_lengths(ops, node.declaration.output_steps, y, t, w), value, dy)
+        loss.record(ops, *within_lengths(ops, node.declaration.output_steps, y, t, w), value, dy)
     check_filled(function, ops.operations[begun:], {"value": value, "dy": dy})
     check_kept(function, ops.operations[begun:], {"y": y}, "write to a separate one, ops.scratch(name, shape)")
     node.pullback(ops, x, y, dy, dx)
 
 
-def _within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:
+def within_lengths(ops: Recorder, steps: int, y: View, t: View, w: View | None) -> tuple[View, View, View | None]:
     """Outputs, targets and weights of a loss, for outputs of this many `steps`. Steps after a sample's length do not count.
 
     Their weight is 0; weights are then those of steps or of targets. Outputs of these steps might not be finite: they are
@@ -330,7 +330,7 @@ def _is_kinked(f: Any) -> bool:
     return 1 < len(slopes) <= MAX_LINES
 
 
-def _zero_frozen(ops: Recorder, network: Network, g: View) -> None:
+def zero_frozen(ops: Recorder, network: Network, g: View) -> None:
     for name in sorted(network.frozen):
         entry = network.layout[name]
         ops.fill(g.slice(0, entry.start, entry.stop), 0.0)

@@ -15,7 +15,7 @@ import numpy as np
 from chains.jets.directions import Directions
 from chains.jets.jet import Jet
 from chains.network.network import Network
-from chains.network.record import _begin_series, node_of
+from chains.network.record import begin_series, node_of
 from chains.network.stepping import Stepping
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -27,7 +27,7 @@ FIRST = (0, 1)  # the derivative along the one direction of the series here
 
 def jvp(network: Network, dtype: Any) -> Program:
     """dy = the derivatives of the outputs along dx, a separate direction for each sample."""
-    ops, p, x = _begin_series("jvp", network, dtype)
+    ops, p, x = begin_series("jvp", network, dtype)
     y = ops.scratch("y", network.declaration.output_shape)
     node_of(ops, network, p).forward(ops, x, y)
     dx = ops.external("dx", x.sample_shape, role="input", batched=True)
@@ -43,7 +43,7 @@ def jacobian(network: Network, dtype: Any) -> Program:
 
     They are pulled back from the outputs if there are fewer outputs than inputs.
     """
-    ops, p, x = _begin_series("Jacobian by inputs", network, dtype)
+    ops, p, x = begin_series("Jacobian by inputs", network, dtype)
     y = ops.scratch("y", network.declaration.output_shape)
     inputs, outputs = math.prod(x.sample_shape), math.prod(y.sample_shape)
     out = ops.external("J", (outputs, inputs), role="output", batched=True)
@@ -63,7 +63,7 @@ def jacobian(network: Network, dtype: Any) -> Program:
 
 def hessian(network: Network, dtype: Any) -> Program:
     """H = the second derivatives of the sum of v times each sample's outputs, (inputs, inputs), symmetric to the bit."""
-    ops, p, x = _begin_series("Hessian by inputs", network, dtype)
+    ops, p, x = begin_series("Hessian by inputs", network, dtype)
     size = math.prod(x.sample_shape)
     v = ops.external("v", network.declaration.output_shape, role="input", batched=True)
     out = ops.external("H", (size, size), role="output", batched=True)

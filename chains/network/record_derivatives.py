@@ -24,14 +24,14 @@ from chains.losses import Loss, SeriesLoss
 from chains.network.network import Network
 from chains.network.record import (
     Criterion,
-    _begin,
-    _begin_series,
-    _node,
-    _record_gradient,
-    _within_lengths,
-    _zero_frozen,
+    begin,
+    begin_series,
     node_of,
+    node_with,
     record_from_series,
+    record_gradient,
+    within_lengths,
+    zero_frozen,
 )
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -72,11 +72,11 @@ def laplacian(network: Network, directions: int, dtype: Any) -> Program:
 
 def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the Hessian matrix of the loss and penalty times v, a vector like p. Pure. It is zero for frozen parameters."""
-    ops, p, x = _begin_series("Hessian product", network, dtype, masked=criterion.masked)
+    ops, p, x = begin_series("Hessian product", network, dtype, masked=criterion.masked)
     size = (network.layout.size,)
     g = ops.scratch("gradient", size, batched=False)
-    _record_gradient(ops, network, criterion, p, g, x)
-    _zero_frozen(ops, network, g)
+    record_gradient(ops, network, criterion, p, g, x)
+    zero_frozen(ops, network, g)
     jet, recorded = Jet(ops, (1,)), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     hv = ops.external("hv", size, role="output")
@@ -90,33 +90,33 @@ def hessian_product(network: Network, criterion: Criterion, dtype: Any) -> Progr
 
 def gauss_newton_product(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """hv = the pullback of the Hessian matrix of the loss with respect to the outputs times their change along v. Pure."""
-    ops, p, x = _begin_series("Gauss-Newton product", network, dtype, masked=criterion.masked)
+    ops, p, x = begin_series("Gauss-Newton product", network, dtype, masked=criterion.masked)
     size, output = (network.layout.size,), network.declaration.output_shape
     g = ops.external("hv", size, role="output")
     t = ops.external("t", criterion.target, role="input", batched=True)
     w = criterion.record_weights(ops)
     y, dy = (ops.scratch(name, output) for name in ("y", "dy"))
-    node, ops.linearises = _node(ops, network, p, g), True
+    node, ops.linearises = node_with(ops, network, p, g), True
     node.forward(ops, x, y)
     ops.linearises = False
-    counted = _within_lengths(ops, network.declaration.output_steps, y, t, w)
+    counted = within_lengths(ops, network.declaration.output_steps, y, t, w)
     criterion.loss.record(ops, *counted, ops.scratch("value", (), batched=False), dy)
     jet, recorded = Jet(ops, (1,), holds=True), ops.pop_operations()
     jet.perturb(p, (0, 1), _direction(ops, network))
     jet.record(recorded)
     _scaled(ops, dy, jet.coefficient(dy, (0, 1)), 1.0)
     node.pullback(ops, x, y, dy, ops.scratch("dx", network.declaration.input))
-    _zero_frozen(ops, network, g)
+    zero_frozen(ops, network, g)
     return ops.finish()
 
 
 def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Program:
     """j = the gradient of each sample's own loss, (batch, n_params). Pure."""
-    ops, p, x = _begin("gradients of samples", network, dtype, training=False, masked=criterion.masked)
+    ops, p, x = begin("gradients of samples", network, dtype, training=False, masked=criterion.masked)
     j = ops.external("j", (network.layout.size,), role="output", batched=True)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
-    _record_gradient(ops, network, criterion, p, g, x)
-    _zero_frozen(ops, network, g)
+    record_gradient(ops, network, criterion, p, g, x)
+    zero_frozen(ops, network, g)
     # Each sample is a separate batch, and the sum of their losses is not computed.
     inverse, one = ops.inverse_batch, ops.constant("one", np.ones(()))
     recorded = [operation for operation in ops.pop_operations() if all(out.buffer.name != "value" for out in operation.outs)]
@@ -127,7 +127,7 @@ def sample_gradients(network: Network, criterion: Criterion, dtype: Any) -> Prog
 
 def residuals(network: Network, loss: SeriesLoss, target: tuple[int, ...], dtype: Any, *, with_jacobian: bool) -> Program:
     """r, (batch, equations), = the residuals times the roots of the weights in t; j, (batch, equations, n_params). Pure."""
-    ops, p, x = _begin("residuals", network, dtype, training=False)
+    ops, p, x = begin("residuals", network, dtype, training=False)
     t = ops.external("t", target, role="input", batched=True)
     r = ops.external("r", (loss.equations,), role="output", batched=True)
     shape = (loss.equations, network.layout.size)
@@ -153,8 +153,8 @@ def _record_equations(ops: Recorder, network: Network, points: Points, loss: Ser
         y, dy = (ops.scratch(name, network.declaration.output_shape) for name in ("y", "dy"))
         dx = ops.scratch("dx", network.declaration.input)
         fill = partial(loss.record_equation, ops, number, x, t=t, residual=r.index(-1, number))
-        record_from_series(ops, loss, network, _node(ops, network, p, g), (x, y, dy, dx), fill)
-        _zero_frozen(ops, network, g)
+        record_from_series(ops, loss, network, node_with(ops, network, p, g), (x, y, dy, dx), fill)
+        zero_frozen(ops, network, g)
         recorded, ops.operations = ops.pop_operations(), before
         if j is None:
             ops.operations += recorded  # its pullback is never read, and dropped
@@ -178,7 +178,7 @@ def sum_of_squares(
     J is computed by tangents if `forward`, else by pullbacks.
     """
     name = "sum of squares" if matrix is None else f"sum of squares, Jacobian {'forward' if forward else 'in reverse'}"
-    ops, p, x = _begin(name, network, dtype, training=False, masked=masked)
+    ops, p, x = begin(name, network, dtype, training=False, masked=masked)
     size, output = network.layout.size, network.declaration.output_shape
     count = loss.equations if isinstance(loss, SeriesLoss) else math.prod(output)
     points = Points(p, x, ops.external("t", target, role="input", batched=True))
@@ -210,7 +210,7 @@ def _record_differences(ops: Recorder, network: Network, points: Points, factors
     count = r.sample_size
     y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
     g = ops.scratch("gradient", (size,), batched=False)
-    node = _node(ops, network, p, g)
+    node = node_with(ops, network, p, g)
     node.forward(ops, x, y)
     forward = list(ops.operations)
     kept = {view.buffer for operation in forward for view in operation.outs}
@@ -222,7 +222,7 @@ def _record_differences(ops: Recorder, network: Network, points: Points, factors
             ops.fill(dy, 0.0)
         ops.copy(dy.reshape(count).index(1, number), factors.index(1, number))
         node.pullback(ops, x, y, dy, dx)
-        _zero_frozen(ops, network, g)
+        zero_frozen(ops, network, g)
         pullback, ops.operations = ops.pop_operations(), recorded
         assert j is not None
         PerSample(ops, {g.buffer: j.index(1, number)}).record(pullback)
@@ -264,7 +264,7 @@ def _weighed(x: Any, factor: Any) -> Any:
 
 def jacobian(network: Network, cotangents: int, dtype: Any, *, masked: bool = False) -> Program:
     """j = each sample's pullback of each row of dy, (cotangents, *output): (batch, cotangents, n_params)."""
-    ops, p, x = _begin("Jacobian", network, dtype, training=False, masked=masked)
+    ops, p, x = begin("Jacobian", network, dtype, training=False, masked=masked)
     j = ops.external("j", (cotangents, network.layout.size), role="output", batched=True)
     g = ops.scratch("gradient", (network.layout.size,), batched=False)
     for number, (pullback, _) in enumerate(_pullbacks(ops, network, p, g, x, cotangents)):
@@ -274,7 +274,7 @@ def jacobian(network: Network, cotangents: int, dtype: Any, *, masked: bool = Fa
 
 def forward_jacobian(network: Network, dtype: Any, *, masked: bool = False) -> Program:
     """y = the outputs; j = their derivatives by the parameters for each sample, (batch, outputs, n_params), by tangents."""
-    ops, p, x = _begin_series("Jacobian, forward", network, dtype, masked=masked)
+    ops, p, x = begin_series("Jacobian, forward", network, dtype, masked=masked)
     output = network.declaration.output_shape
     j = ops.external("j", (math.prod(output), network.layout.size), role="output", batched=True)
     y = ops.scratch("y", output)
@@ -323,7 +323,7 @@ def _place_lanes(ops: Recorder, rows: View, trained: Sequence[tuple[int, int]], 
 
 def input_jacobian(network: Network, cotangents: int, dtype: Any) -> Program:
     """dx = the pullback of each row of dy, (cotangents, *output), to the inputs: (batch, cotangents, *input)."""
-    ops, p, x = _begin("input Jacobian", network, dtype, training=False)
+    ops, p, x = begin("input Jacobian", network, dtype, training=False)
     out = ops.external("dx", (cotangents, *network.declaration.input), role="output", batched=True)
     unread = ops.scratch("gradient", (network.layout.size,), batched=False)
     for number, (pullback, dx) in enumerate(_pullbacks(ops, network, p, unread, x, cotangents)):
@@ -337,7 +337,7 @@ def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotan
     output = network.declaration.output_shape
     given = ops.external("dy", (cotangents, *output), role="input")
     y, dx = ops.scratch("y", output), ops.scratch("dx", network.declaration.input)
-    node = _node(ops, network, p, g)
+    node = node_with(ops, network, p, g)
     node.forward(ops, x, y)
     forward = list(ops.operations)
     kept = {view.buffer for operation in forward for view in operation.outs}
@@ -346,7 +346,7 @@ def _pullbacks(ops: Recorder, network: Network, p: View, g: View, x: View, cotan
         dy = ops.scratch("dy", output)
         ops.copy(dy, given.index(0, number))
         node.pullback(ops, x, y, dy, dx)
-        _zero_frozen(ops, network, g)
+        zero_frozen(ops, network, g)
         pullback, ops.operations = ops.pop_operations(), recorded
         yield pullback, dx
         if number + 1 < cotangents and any(view.buffer in kept for operation in pullback for view in operation.outs):
@@ -357,10 +357,10 @@ def _outputs_along(
     name: str, network: Network, directions: int, order: int, dtype: Any, *, own: bool = False
 ) -> tuple[Recorder, View, Jet]:
     """The forward pass for series along the rows of the input v, and its outputs."""
-    ops, p, x = _begin_series(name, network, dtype)
+    ops, p, x = begin_series(name, network, dtype)
     v = ops.external("v", (directions, *network.declaration.input), role="input", batched=own)
     y = ops.scratch("y", network.declaration.output_shape)
-    _node(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False)).forward(ops, x, y)
+    node_with(ops, network, p, ops.scratch("gradient", (network.layout.size,), batched=False)).forward(ops, x, y)
     jet, recorded = Jet(ops, (order,) * directions), ops.pop_operations()
     for direction in range(directions):
         tangent = ops.scratch(f"direction {direction}", network.declaration.input)
@@ -375,7 +375,7 @@ def _direction(ops: Recorder, network: Network) -> View:
     v = ops.external("v", (network.layout.size,), role="input")
     direction = ops.scratch("direction", (network.layout.size,), batched=False)
     ops.copy(direction, v)
-    _zero_frozen(ops, network, direction)
+    zero_frozen(ops, network, direction)
     return direction
 
 

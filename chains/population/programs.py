@@ -18,7 +18,7 @@ from chains.jets.jet import Jet
 from chains.jets.per_sample import PerSample
 from chains.jets.series import ZERO, Index
 from chains.network.network import Network
-from chains.network.record import _node, _zero_frozen
+from chains.network.record import node_with, zero_frozen
 from chains.population.errors import Deviance
 from chains.population.matrices import Matrix, cholesky, dot, inverse, log_determinant, solve, symmetric, upper
 from chains.program.program import Program
@@ -81,7 +81,7 @@ class Expansion(Table):
         self.y = ops.scratch("y", network.declaration.output_shape)
         self.dx = ops.scratch("dx", network.declaration.input)
         self.g = ops.scratch("gradient", (network.layout.size,), batched=False)
-        self.node = _node(ops, network, self.p, self.g)
+        self.node = node_with(ops, network, self.p, self.g)
         self.directions = [(i, i) for i in range(n)] + [(i, j) for i, j in pairs(n) if i < j] * (order > 1)
         self._expand()
 
@@ -351,7 +351,7 @@ def gradient(network: Network, recipe: Recipe, dtype: Any, *, each: bool = False
     """
     expansion = _adjoint("gradient of a population", network, recipe, dtype, total=True)
     ops = expansion.ops
-    _zero_frozen(ops, network, expansion.g)
+    zero_frozen(ops, network, expansion.g)
     if each:
         recorded = ops.pop_operations()
         target = ops.external("j", (network.layout.size,), role="output", batched=True)

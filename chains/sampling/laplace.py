@@ -22,6 +22,7 @@ from chains.network.call import Call, check_data
 from chains.network.network import check_net, network_of
 from chains.support import arguments, streams
 from chains.support.checks import check_count, check_flags, check_number
+from chains.support.deprecation import renamed_argument
 from chains.support.memory import on_host
 
 NUMBERS_AT_ONCE = 2**24  # of a Jacobian
@@ -302,8 +303,9 @@ class Laplace:
         rows = roots.reshape(y.size, -1)
         return y.reshape(shape), (rows @ rows.T + noise * np.eye(y.size)).reshape(2 * shape)
 
-    def draw(self, n: int, *, seed: int = 0) -> np.ndarray:
-        """Parameters drawn from the approximation, shape (n, n_params), for networks that are linear in them.
+    @renamed_argument("n", "draws", end="2.0")
+    def draw(self, draws: int, *, seed: int = 0) -> np.ndarray:
+        """Parameters drawn from the approximation, shape (draws, n_params), for networks that are linear in them.
 
         In other networks, ``net(x, laplace.draw(100))`` spreads much further than the posterior, since the approximation holds
         for the linearised network only: take `predict`. Draws are right where the uncertain parameters act linearly, as those
@@ -312,16 +314,16 @@ class Laplace:
 
         Parameters
         ----------
-        n : int
+        draws : int
             How many.
         seed : int
             The seed of the draws.
         """
         rng = streams.generator("posterior", arguments.check_seed(seed))
-        z = rng.normal(size=(check_count("n", n), self._where.size))
-        draws = np.tile(self._p, (len(z), 1))
-        draws[:, self._where] += (z * np.sqrt(self._variances)) @ self._axes.T
-        return draws
+        z = rng.normal(size=(check_count("draws", draws), self._where.size))
+        drawn = np.tile(self._p, (len(z), 1))
+        drawn[:, self._where] += (z * np.sqrt(self._variances)) @ self._axes.T
+        return drawn
 
     def __repr__(self) -> str:
         noise = f"noise {self.noise:.4g}, " if self._is_normal else ""

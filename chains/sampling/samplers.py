@@ -20,6 +20,7 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 from chains.support import arguments, streams
 from chains.support.checks import check_count, check_number
+from chains.support.deprecation import renamed_argument
 from chains.support.messages import shown
 
 
@@ -77,8 +78,8 @@ class SWAG(SGD):
     """Gradient descent that keeps mean and variance of the parameters along its trajectory (SWAG-Diagonal).
 
     The parameters are counted after step `start`, from 0, and then after every `every` steps. With a high, constant rate, these
-    moments describe the posterior around the minimum; ``optimizer.draw(history.optimizer_state, n)`` draws from it. Training is
-    that of `SGD`. Source: Maddox et al. 2019.
+    moments describe the posterior around the minimum; ``optimizer.draw(history.optimizer_state, 50)`` draws from it. Training
+    is that of `SGD`. Source: Maddox et al. 2019.
 
     Parameters
     ----------
@@ -166,30 +167,31 @@ class SWAG(SGD):
         vectors = rows.reshape(*rows.shape[:-1], self.n_states, -1)
         return vectors[..., -2, :], vectors[..., -1, :]
 
-    def draw(self, state: Any, n: int, seed: int = 0) -> np.ndarray:
+    @renamed_argument("n", "draws", end="2.0")
+    def draw(self, state: Any, draws: int, seed: int = 0) -> np.ndarray:
         """Parameters drawn from the normal distribution of these moments.
 
         Parameters
         ----------
         state : OptimizerState
             As of `moments`.
-        n : int
+        draws : int
             How many; of an ensemble, for each member.
         seed : int
             The same seed gives the same numbers.
 
         Returns
         -------
-        array, shape (n, n_params) or (members * n, n_params)
+        array, shape (draws, n_params) or (members * draws, n_params)
             An ensemble: ``net(x, drawn)``.
 
         Raises
         ------
         TypeError, ValueError
-            As `moments`, and for an `n` that is not a whole number from 1.
+            As `moments`, and for `draws` that is not a whole number from 1.
         """
         mean, variance = self.moments(state)
-        shape = (*mean.shape[:-1], check_count("n", n), mean.shape[-1])
+        shape = (*mean.shape[:-1], check_count("draws", draws), mean.shape[-1])
         z = streams.generator("posterior", arguments.check_seed(seed)).standard_normal(shape).astype(mean.dtype)
         drawn = mean[..., None, :] + np.sqrt(variance)[..., None, :] * z
         return drawn.reshape(-1, mean.shape[-1])

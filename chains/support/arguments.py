@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from chains.support.arrays import REAL, as_array
-from chains.support.checks import check_count, takes
+from chains.support.checks import check_count, is_masked_array, takes
 from chains.support.memory import HOST, Memory, is_elsewhere, memory_of
 from chains.support.messages import counted, shown
 
@@ -197,7 +197,7 @@ def check_out(
 ) -> np.ndarray:
     """`out` as an array to fill. Raises TypeError or ValueError unless it lies where `p` does, fits, and overlaps no input."""
     place = HOST if "p" not in inputs else memory_of(inputs["p"])
-    if not place.owns(out) or (place is HOST and is_elsewhere(out)) or isinstance(out, np.ma.MaskedArray):
+    if not place.owns(out) or (place is HOST and is_elsewhere(out)) or is_masked_array(out):
         kind = "a NumPy array to fill" if place is HOST else "an array to fill on the GPU, where `p` lies"
         raise TypeError(f"`{name}` must be {kind}, got a {type(out).__name__}")
     if out.shape != shape or out.dtype != dtype:

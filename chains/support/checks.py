@@ -7,6 +7,7 @@ import math
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -162,13 +163,19 @@ def check_settings(made: type, init: Callable[..., None], args: tuple[Any, ...],
 
 
 def with_hints(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with errors about unknown arguments by keyword that name the argument which was probably meant."""
+    """The function, with errors about unknown arguments by keyword that name the argument which was probably meant, and with
+    errors about too many arguments by position that list those which need their names.
+    """
     code = function.__code__
-    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    most, known = code.co_argcount, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     names = frozenset(known)
 
     @wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> T:
+        if len(args) > most:
+            first = ", ".join(f"`{name}`" for name in known[:most] if name != "self")
+            others = ", ".join(f"{name}=" for name in known[most:])
+            raise TypeError(f"{code.co_name}() takes {first} by position: name what {shown(args[most])} is, one of {others}")
         if not names.issuperset(keywords):
             unknown = next(name for name in keywords if name not in names)
             hint = meant(unknown, known) or f"; its arguments are {', '.join(known)}"
@@ -178,9 +185,15 @@ def with_hints(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def is_masked_array(value: Any) -> bool:
+    """Whether `value` is one of NumPy's masked arrays. Their module, which is slow to import, is not loaded for this."""
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    return kind is not None and isinstance(value, kind)
+
+
 def as_unmasked(name: str, value: Any) -> np.ndarray:
     """`value` as an array. Raises TypeError for masked entries, which would lose their mask."""
-    if np.ma.is_masked(value):
+    if is_masked_array(value) and value.mask.any():
         raise TypeError(f"`{name}` has masked entries, whose mask would be lost: pass {name}.filled(...), or leave them out")
     return np.asarray(value)
 

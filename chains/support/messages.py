@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +45,8 @@ def listed(names: Iterable[str]) -> str:
 
 def meant(name: str, names: Iterable[str]) -> str:
     """A question with the name that was probably meant, for the end of a message; empty if none is similar."""
+    from difflib import get_close_matches  # as `html`, needed in few programs
+
     by_lower = {known.lower(): known for known in names}
     synonym = SYNONYMS.get(name.lower())
     near = [synonym] if synonym in by_lower else get_close_matches(name.lower(), by_lower, 1)
@@ -68,4 +68,6 @@ def _short(text: str) -> str:
 
 def as_html(text: str) -> str:
     """A printed text for notebooks."""
+    import html
+
     return f'<pre style="line-height: 1.2; white-space: pre">{html.escape(text)}</pre>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import pickle
 import warnings
 from importlib.metadata import EntryPoint
@@ -136,7 +137,7 @@ def test_a_library_without_the_device_is_refused_with_names_that_work():
 @pytest.mark.parametrize("value", ["tests.backends.test_door:Counting", "tests.backends.test_door:INSTANCE"])
 def test_a_distribution_names_its_backends_by_entry_points(door, monkeypatch, value):
     entry = EntryPoint("theirs", value, "chains.backends")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == "chains.backends" else [])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == "chains.backends" else [])
     assert isinstance(chains.backends.backend("theirs"), Counting)
     assert "theirs" in usable_backends()
     with pytest.raises(ValueError, match="'theirs'"):
@@ -148,7 +149,7 @@ INSTANCE = Counting()
 
 def test_an_entry_point_that_cannot_be_imported_says_so(door, monkeypatch):
     entry = EntryPoint("theirs", "missing_package.module:Backend", "chains.backends")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
     with pytest.raises(ValueError, match=r"`backend` \(='theirs'\) cannot be imported from 'missing_package"):
         net_on("theirs")
     assert "theirs" not in usable_backends()

@@ -171,6 +171,14 @@ def test_an_optimizer_in_the_place_of_the_loss():
     assert "`loss` (=Adam(" in refusal(lambda: train(net, net.init(), X, T, Adam(), SquaredLoss()))
 
 
+def test_arguments_that_need_their_names():
+    net = Chain(Dense(3, 2))
+    text = refusal(lambda: net.jacobian(net.init(), X, "forward"), TypeError)
+    assert text.startswith("jacobian() takes `p`, `x` by position: name what 'forward' is, one of lengths=, direction=")
+    text = refusal(lambda: train(net, net.init(), X, T, SquaredLoss(), Adam(), 10), TypeError)
+    assert "`loss`, `optimizer` by position: name what 10 is, one of epochs=, " in text, text
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -80,6 +80,10 @@ SETTINGS = {
         lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, jumps=[0.5, 0.2]),
         "`jumps` must ascend, but 0.2 comes after",
     ),
+    "ODE-jumps-late": (
+        lambda: chains.ODE(RATE, (0, 1), rtol=1e-3, jumps=[0.5, 2.0]),
+        "`jumps` has 2, but must be from 0 to 1, the times of the solution",
+    ),
     "ODE-rtol-euler": (lambda: chains.ODE(RATE, (0, 1), "euler", rtol=1e-3), "method 'euler' does not estimate its error"),
     "ODE-rtol-leapfrog": (lambda: chains.ODE(RATE, (0, 1), "leapfrog", rtol=1e-3), "but 'tsit5', 'kvaerno3', 'kvaerno5' do"),
     "ODE-adjoint-implicit": (lambda: chains.ODE(RATE, (0, 1), "kvaerno3", adjoint=True), "`adjoint` (=True) goes back in time"),

@@ -18,7 +18,7 @@ import pytest
 
 from tests import selection
 
-MOST = 0.3  # seconds of processor time for all quick cases of a test
+MOST = 0.2  # seconds of processor time for all quick cases of a test
 
 
 class Clock:
@@ -29,14 +29,10 @@ class Clock:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> object:
-        before = _processor_time()
+        before = selection.processor_time()
         returned = yield
-        self.seconds[selection.test_of(item)].append(_processor_time() - before)
+        self.seconds[selection.test_of(item)].append(selection.processor_time() - before)
         return returned
-
-
-def _processor_time() -> float:
-    return sum(os.times()[:4])
 
 
 def fitting(seconds: list[float]) -> int:

@@ -92,7 +92,7 @@ INSIDE = {
     "penalty": "patterns settings strength",  # of L2Penalty
     "f": "derivative formula function needs_input slope_formula",
     "d": "carried_shapes check_series timed has_other_steps output_times has_time_axis keeps_time output_steps max_steps "
-    "kept_axes check_tangents has_tangents "
+    "kept_axes check_tangents has_tangents without_lengths "
     "may_fail advice all most_demanding saved_shapes shared_shapes slices smallest_batch state_slices temporary_shapes",
     "ops": "again aside carried depth external finish held in_loop keeps_parts linearises lengths map_formula name "
     "operations output_lengths pop_operations symbolic",
@@ -168,6 +168,7 @@ IMPORTED = {
     for node in ast.walk(ast.parse(Path(chains.__file__).read_text()))
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
+    if alias.asname != "_late"
 }
 NAMES = IMPORTED - set(MODULES)
 BEHIND_ROOMS = {f"{head}.{name}" for head, module in ROOMS.items() for name in set(module.__all__) - NAMES}

@@ -20,7 +20,7 @@ from chains.backends import Backend, Binding, backend
 from chains.backends.numpy.backend import NumpyBackend
 from chains.program.operations import Gather, Operation
 from chains.program.places import Part
-from tests.harness import BACKENDS, package_modules
+from tests.harness import BACKENDS, package_modules, public_things
 
 PACKAGE = Path(chains.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -51,6 +51,9 @@ FLOOR = {name: height for height, names in enumerate(FLOORS) for name in names}
 FLOOR["train"] = FLOOR["training"]  # the function
 
 
+STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")  # where a statement has others
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -59,10 +62,16 @@ def module_name(path: Path) -> str:
 @cache
 def import_nodes(path: Path) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Import | ast.ImportFrom]]:
     """The imports of a file, anywhere in it, and those within functions."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    functions = [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.Lambda))]
-    inside = [node for function in functions for node in ast.walk(function)]
-    return tuple([node for node in each if isinstance(node, (ast.Import, ast.ImportFrom))] for each in (nodes, inside))
+    everywhere, inside = [], []
+    left: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text()), False)]
+    while left:  # through statements alone: to walk through expressions takes longer than to parse
+        node, within = left.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            everywhere.append(node)
+            inside += [node] * within
+        within |= isinstance(node, ast.FunctionDef)
+        left += [(each, within) for name in STATEMENTS for each in getattr(node, name, ())]
+    return everywhere, inside
 
 
 def imports(path: Path) -> set[str]:
@@ -160,6 +169,22 @@ def test_an_import_from_above_is_found(tmp_path, monkeypatch):
     assert too_high(wrong) == {"layers", "train"}
 
 
+def private_imports(path: Path) -> list[str]:
+    """The names beginning with an underscore that a file imports from the package."""
+    nodes = [node for node in import_nodes(path)[0] if isinstance(node, ast.ImportFrom)]
+    own = [node for node in nodes if (node.module or "").startswith("chains")]
+    return [alias.name for node in own for alias in node.names if alias.name.startswith("_") and not alias.name.endswith("_")]
+
+
+def test_modules_import_no_private_names():
+    assert {str(path): found for path in FILES if (found := private_imports(path))} == {}
+
+
+def test_a_private_import_is_found(tmp_path):
+    (tmp_path / "one.py").write_text("from chains.jets import _rule, rule\nfrom sklearn import _own\n")
+    assert private_imports(tmp_path / "one.py") == ["_rule"]
+
+
 def test_data_stands_beside_the_house():
     assert {path for path in inner_files if path not in house_files and not imports(path) <= {"data", "support"}} == set()
 
@@ -249,10 +274,10 @@ def missing(base: type[Backend]) -> set[str]:
     return {c.__name__ for c in operations("chains.program") | own if c not in {*base.lowered, Part}}
 
 
-@pytest.mark.parametrize("base", subclasses(Backend), ids=lambda base: base.__name__)
-def test_backends_lower_every_operation(base):
+def test_backends_lower_every_operation():
     """`Relayout` and `Solve` are the native backend's own."""
-    assert missing(base) <= {"Relayout", "Solve"}
+    lacking = {base.__name__: lacks for base in subclasses(Backend) if (lacks := missing(base) - {"Relayout", "Solve"})}
+    assert lacking == {}
 
 
 def test_records_of_the_native_backend_are_whole():
@@ -280,7 +305,7 @@ def described(thing: object) -> bool:
 
 
 def test_public_things_have_a_docstring():
-    things = {name: thing for name, thing in vars(chains).items() if not name.startswith("_")}
+    things = {name: thing for name, thing in (vars(chains) | public_things()).items() if not name.startswith("_")}
     made = {
         name for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing) or inspect.ismodule(thing)
     }
@@ -296,7 +321,7 @@ def test_a_star_brings_what_networks_are_made_of():
         "Parallel", "Series", "minimize", "train", "loss", "data", "testing", "accuracy",
     }  # fmt: skip
     made_of = [chains.Layer, chains.Loss, chains.Optimizer, chains.Penalty, Activation, Chain]
-    for name, value in vars(chains).items():
+    for name, value in public_things().items():
         kind = value if inspect.isclass(value) else type(value)
         if issubclass(kind, tuple(made_of)) and kind not in (*made_of[:4], chains.Parallel, chains.Series):
             assert found.get(name) is value, f"chains.{name} belongs in `__all__` of chains/__init__.py: add it there"
@@ -309,7 +334,27 @@ def test_sigma_is_sigmoid():
 
 
 HEAVY = ("scipy.optimize", "matplotlib", "torch", "pooch", "tqdm", "llvmlite", "cupy", "cudnn", "sklearn", "pytest")
-LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY} if name in sys.modules])"
+LATE = ("numpy.ma", "importlib.metadata", "tarfile", "html", "chains.training", "chains.exporting", "chains.sampling")
+LIGHT_IMPORT = f"import sys, chains; print([name for name in {HEAVY + LATE} if name in sys.modules])"
+
+
+def test_late_names_are_those_of_type_checkers():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "typing.TYPE_CHECKING"]
+    told = {}
+    for node in block.body:
+        told |= {a.name: f"chains.{a.name}" if node.module == "chains" else node.module for a in node.names}
+    assert told == {name: source for name, source in chains._LATE.items() if name in told or name not in chains._ROOMS}
+    assert told.keys() <= set(dir(chains))
+
+
+def test_late_names_are_found_once(monkeypatch):
+    for name, source in chains._LATE.items():
+        monkeypatch.delitem(vars(chains), name, raising=False)
+        found = getattr(chains, name)
+        assert found is vars(chains)[name] is getattr(importlib.import_module(source), name, found)
+    with pytest.raises(AttributeError, match="module 'chains' has no attribute 'trian'"):
+        _ = chains.trian
 
 
 def test_import_is_light():

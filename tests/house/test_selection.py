@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import selection
+from tests import conftest, selection
 from tests.harness import ACTIVATION_CASES, BACKENDS, LAYERS, LOSS_CASES, OPTIMIZERS, OWN_LAYERS, PENALTY_CASES, Case
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,25 @@ def test_a_test_that_takes_long_runs_fewer():
     assert [call.id for call in selection.chosen(many, few(7), many[30].id)] == [many[30].id]
 
 
+def test_a_quick_case_that_takes_long_is_named():
+    given = {"when": "call", "user_properties": [(selection.SECONDS, 44.04)]}
+    reports = [SimpleNamespace(nodeid=f"tests/one.py::{name}", **given) for name in ("one[a]", "two")]
+    reports[1].user_properties = [(selection.SECONDS, 0.1)]
+    (line,) = selection.too_long(reports)
+    assert line.startswith("tests/one.py::one[a] takes 44.0 s of processor time: propose a line for thorough.txt")
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "ignored"),
+    [({}, "tests", True), ({"--rest": True}, "tests", None), ({"--all-cases": True}, "tests", None), ({}, "", None)],
+)
+def test_files_without_quick_cases_are_not_imported(options, named, ignored):
+    (file, *_) = (name for name in selection.remaining() if "::" not in name)
+    config = SimpleNamespace(rootpath=ROOT, args=[str(ROOT / (named or file))], getoption=lambda name: options.get(name, False))
+    assert conftest.pytest_ignore_collect(ROOT / file, config) is ignored
+    assert conftest.pytest_ignore_collect(Path(__file__), config) is None
+
+
 def test_tests_that_take_long_are_there():
     lines = [line for line in selection.LIST.read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(lines), "sort the lines of tests/thorough.txt"
@@ -93,6 +112,7 @@ def test_tests_that_take_long_are_there():
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
     }
+    known |= {test.partition("::")[0] for test in known}
     gone = sorted(selection.remaining().keys() - known)
     assert gone == [], "tests/thorough.txt names tests that are gone: take out their lines"
 

@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 import pytest
 
-import chains
 from chains import callbacks, layers, losses, program
+from tests.harness import public_things
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("sphinx", "pydata_sphinx_theme", "myst_parser", "sphinx_gallery", "sphinx_design", "numpydoc", "matplotlib")
@@ -59,7 +59,7 @@ def test_every_public_name_has_its_docstring_there(site):
     with (site / "objects.inv").open("rb") as file:
         found = InventoryFile.load(file, "", lambda base, name: name)
     described = {name.rsplit(".", 1)[-1] for kind, names in found.items() if kind.startswith("py:") for name in names}
-    public = {name for name, thing in vars(chains).items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+    public = {name for name, thing in public_things().items() if inspect.isclass(thing) or inspect.isfunction(thing)}
     public |= {*layers.__all__, *losses.__all__, *callbacks.__all__, *program.__all__}
     assert len(public) > 80
     assert sorted(name for name in public if not name.startswith("_") and name not in described) == []

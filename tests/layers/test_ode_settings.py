@@ -37,6 +37,13 @@ def test_one_jump_is_printed_as_a_tuple():
     assert repr(eval(repr(layer), {"ODE": ODE, "Dense": Dense})) == repr(layer)
 
 
+@pytest.mark.parametrize("count", [5, 50])
+def test_interpolation_by_default_is_printed(count):
+    layer = ODE(Dense(2, 2), np.arange(count), rtol=1e-3)
+    assert (", interpolate=True" in repr(layer)) == layer.interpolates == (count == 50)
+    assert repr(eval(repr(layer).replace("0, 1, ..., 49", f"*range({count}),"), {"ODE": ODE, "Dense": Dense})) == repr(layer)
+
+
 def test_the_default_of_max_steps_fits_many_times():
     """Steps end at each of the times, so that 257 intervals need 257 steps at least."""
     times = np.linspace(0.0, 6.0, 400)

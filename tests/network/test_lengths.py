@@ -17,6 +17,7 @@ from chains import (
     CrossEntropyLoss,
     Dense,
     Embedding,
+    Equations,
     Flatten,
     MSELoss,
     Reshape,
@@ -30,6 +31,7 @@ from chains import (
     train,
 )
 from chains.expr import log
+from chains.network.network import network_of
 from tests.harness import assert_close, central_difference
 
 STEPS, LENGTHS = 6, np.array([6, 1, 3, 2])
@@ -44,6 +46,12 @@ def net(backend_name):
         input_shape=(STEPS, 2),
         backend=backend_name,
     )
+
+
+@pytest.mark.parametrize(("whole", "steps"), [(True, STEPS), (False, 0)])
+def test_the_steps_of_an_output_are_those_of_the_input(whole, steps):
+    net = Chain(GRU(2, 3, return_sequences=whole), Dense(3, 1), input_shape=(STEPS, 2))
+    assert network_of(net).declaration.output_steps == steps
 
 
 @pytest.fixture
@@ -116,6 +124,10 @@ def test_networks_without_a_time_axis_have_no_lengths(problem):
     dense = Chain(Dense(2, 1))
     with pytest.raises(ValueError, match="`lengths` must be left out: no layer of this network has a time axis"):
         dense(x[:, 0], dense.init(), lengths=LENGTHS)
+    falling = Equations(lambda h: -1.0, ("h",))
+    event = Chain(ODE(falling, [0.0, 1.0], event=Equations(lambda h: h, ("h",))), backend="numpy")
+    with pytest.raises(ValueError, match=r"`lengths` must be left out: layer 0, ODE.*, ends solutions at its `event`"):
+        event(x[:, 0, :1], np.zeros(0), lengths=LENGTHS)
 
 
 @pytest.mark.parametrize("members", [None, 2])

@@ -133,7 +133,7 @@ def test_bad_input():
         (lambda: SWAG(0.1, start=3).moments(state), ["state", "4 steps"]),
         (lambda: SWAG(0.1, 0.9).moments(other), ["state", "3 vectors"]),
         (lambda: SWAG(0.1).moments(3), ["state", "3"]),
-        (lambda: SWAG(0.1).draw(state, 0), ["n", "0"]),
+        (lambda: SWAG(0.1).draw(state, 0), ["draws", "0"]),
     ]
     for call, words in refused:
         assert_refused(call, *words)

@@ -97,8 +97,8 @@ class ODE(Settings, Layer):
         needs; not with "kvaerno5", `event`, `adjoint`, `forcing` and `doses`. True does not go with `adjoint`; steps then end
         at doses.
     jumps : sequence of float
-        Ascending times at which the right-hand side jumps, such as switching times. A step of step control ends shortly before
-        each, and one begins shortly after it.
+        Ascending times at which the right-hand side jumps, such as switching times, between the first and the last of the
+        `times`. A step of step control ends shortly before each, and one begins shortly after it.
 
     Raises
     ------
@@ -241,7 +241,7 @@ class ODE(Settings, Layer):
         more += f", doses={self.doses!r}" if self.doses is not None else ""
         more += f", event={self.event!r}" if self.event is not None else ""
         more += f", direction={self.direction!r}" if self.direction != "both" else ""
-        more += f", interpolate={self.interpolate}" if self.interpolate is not None else ""
+        more += f", interpolate={self.interpolates}" if self.interpolate is not None or self.interpolates else ""
         more += f", jumps={text_of(self.jumps)}" if self.jumps else ""
         more += ", forcing=..." if self.forcing is not None else ""
         return f"ODE({self.rhs!r}, {times}, method={self.method!r}{more})"

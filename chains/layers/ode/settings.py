@@ -173,6 +173,10 @@ def interpolation(ode: Settings, rtol: Any, interpolate: Any, jumps: Any) -> tup
     if rtol is None and (interpolate or own):
         name, said = ("interpolate", "True") if interpolate else ("jumps", shown(jumps))
         raise ValueError(f"`{name}` (={said}) is of use with step control only: set `rtol` too")
+    if own and not isinstance(ode.times, int):
+        first, last = ode.times[0], ode.times[-1]
+        if outside := [time for time in own if not first <= time <= last]:
+            raise ValueError(f"`jumps` has {outside[0]:g}, but must be from {first:g} to {last:g}, the times of the solution")
     for name, given, others in (("interpolate", interpolate, ("adjoint",)), ("jumps", own, ("doses",))):
         for other in others if given else ():
             if value := getattr(ode, other):

@@ -35,6 +35,7 @@ class UntilEvent(Strategy):
         check_deterministic(d.children[-1])
         d.saved("found", (n + 4,))
         d.output((grid.intervals + 2, n + 1))
+        d.without_lengths = "ends solutions at its `event`"
 
     def forward(self, ops: Recorder, x: View, y: View, s: Any) -> None:
         with self.steps.setup(ops, x, s, masked=False) as setup:

@@ -43,7 +43,7 @@ class PlanStep:
     program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
     `fused_product` describes a product with its maps. A step is `continued` if it adds to a sum over the samples that an
     earlier step of its tile has begun. Steps of equal `likeness` share code; `packing_likeness` says the same of the code
-    that copies a step's weights. `body` are the steps of a loop.
+    that copies a step's weights. `body` are the steps of a loop. A `single` loop also has code for a tile of one sample.
     """
 
     operation: Operation
@@ -59,6 +59,7 @@ class PlanStep:
     likeness: Likeness | None = None
     packing_likeness: Likeness | None = None
     body: tuple[PlanStep, ...] = ()
+    single: bool = False
 
     @property
     def all(self) -> Iterator[PlanStep]:
@@ -196,9 +197,9 @@ class ExecutionPlan:
 
     `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
     steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
-    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A thread's table of
-    addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list
-    of rows.
+    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A `straight` plan
+    is for one sample (`llvm/straight.py`). A thread's table of addresses holds, in order: the buffers of `table`, the thread's
+    own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list of rows.
     """
 
     program: Program
@@ -206,6 +207,7 @@ class ExecutionPlan:
     parts: int = 1
     gathered: bool = False
     max_scratch_bytes: int | None = None  # of the buffers of a tile, where small tiles can keep it
+    straight: bool = False  # for a batch of one sample, in straight code
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
@@ -220,11 +222,11 @@ class ExecutionPlan:
     @classmethod
     def of(
         cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False,
-        max_scratch_bytes: int | None = None,
+        max_scratch_bytes: int | None = None, straight: bool = False,
     ) -> ExecutionPlan:  # fmt: skip
         """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
-        return cls(program, processor, parts, gathered, max_scratch_bytes, steps)
+        return cls(program, processor, parts, gathered, max_scratch_bytes, straight, steps)
 
     @property
     def lanes(self) -> int:
@@ -244,6 +246,11 @@ class ExecutionPlan:
         return loops and self.processor.is_x86
 
     # Steps of the segments
+
+    @cached_property
+    def has_single_loops(self) -> bool:
+        """Whether some loops have code of their own for one sample."""
+        return any(step.single for segment in self.segments for step in segment.tiled_steps)
 
     @property
     def products(self) -> Iterator[PlanStep]:

@@ -14,6 +14,7 @@ from chains.backends.native.plan.fused_update import (
     fuse_update_of_one_sample,
 )
 from chains.backends.native.plan.layout import arrange_layout, pad_rows, solve_in_lanes
+from chains.backends.native.plan.one_sample import write_loops_for_one_sample
 from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.segments import cut_into_segments, leave_out_stores
 from chains.backends.native.plan.teams import partition_rows, place_barriers
@@ -45,6 +46,7 @@ PASSES: tuple[Pass, ...] = (
     point_to_rows,
     share_blocks,
     outline_alike,
+    write_loops_for_one_sample,
 )
 
 
@@ -55,15 +57,15 @@ def name_of(function: Pass) -> str:
 
 def plan_of(
     program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False,
-    max_scratch_bytes: int | None = None,
+    max_scratch_bytes: int | None = None, straight: bool = False,
 ) -> ExecutionPlan:  # fmt: skip
     """The plan of a program, with products partitioned among `parts` threads if that is worth it, `gathered` or not.
 
-    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. `watch` is called with the name of each
-    pass and the plan after it. Raises UnsupportedOperationError for a product that no
-    kernel can do.
+    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. A `straight` plan is for one sample
+    (`is_straight`). `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a
+    product that no kernel can do.
     """
-    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes)
+    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes, straight)
     for function in PASSES:
         plan = function(plan)
         if watch:
@@ -159,6 +161,8 @@ def _step(step: PlanStep) -> Iterator[str]:
         yield "      adds to a sum that this tile has begun"
     for inner in step.body:
         yield from (f"  {line}" for line in _step(inner))
+    if step.single:
+        yield "      written once more for one sample"
     if step.likeness:
         yield "      written once for all such steps"
 
