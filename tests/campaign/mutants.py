@@ -191,6 +191,15 @@ def first_of(tests: Sequence[str], room: str) -> list[str]:
     return [test for file in files for test in [each for each in near if _file(each) == file][: FIRST[1]]]
 
 
+def in_turn(tests: Sequence[str]) -> list[str]:
+    """The first test of each file, then the second of each, and so on: those that say most of a line may be in any file."""
+    before, places = Counter[str](), {}
+    for test in tests:
+        places[test] = before[_file(test)]
+        before[_file(test)] += 1
+    return sorted(tests, key=places.__getitem__)
+
+
 def _file(test: str) -> str:
     return test.partition("::")[0]
 
@@ -278,7 +287,7 @@ class Judge:
         for stage in self.stages:
             known = [test for test in tests if (test in self.reach.quick) == (stage == "quick")]
             first = first_of(known, mutant.room)
-            for some in (first, [test for test in known if test not in first]):
+            for some in (first, in_turn([test for test in known if test not in first])):
                 chosen, seconds = within(some, self.reach)
                 path.write_text(text)
                 try:
