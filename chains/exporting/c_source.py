@@ -31,6 +31,12 @@ TILE_BYTES = (
 LEAST_TILE = 3  # samples: two fill no vector, and GCC unrolls their loops and warns of memory that no sample fills
 STACK_BYTES = 4 << 10
 NUMBERS_IN_LINE = 6
+OPTIONS = """\
+#if defined(__GNUC__) && !defined(__clang__)
+/* With AVX2 GCC makes no vectors of comparisons that may raise exceptions. Results are the same. */
+#pragma GCC optimize("no-trapping-math")
+#endif
+"""
 
 
 class CSource:
@@ -51,6 +57,7 @@ class CSource:
         yield f"/* {interface.network}, {interface.dtype}. Written by chains {__version__}; C99. */"
         yield "#include <math.h>\n#include <stddef.h>\n#include <stdint.h>"
         yield f'#include "{header}"\n' if header else ""
+        yield OPTIONS
         yield PRELUDE
         if any(
             isinstance(operation, Random) for call in interface.calls for operation in all_operations(call.program.operations)

@@ -15,13 +15,14 @@ from functools import partial
 import numpy as np
 
 from chains.backends.base import UnsupportedOperationError
-from chains.backends.native.compiler import Compiler, signature_of
+from chains.backends.native.compiler import Compiler, signature_of, write_straight
 from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer, real_type
+from chains.backends.native.llvm.straight import Straight
 from chains.backends.native.llvm.struct import PREFETCH, ROW_POINTERS
 from chains.backends.native.memory_plan import Signature
 from chains.backends.native.plan.execution_plan import ExecutionPlan, Segment
 from chains.backends.native.plan.passes import plan_of
-from chains.backends.native.support import unsupported
+from chains.backends.native.support import is_straight, unsupported
 from chains.exporting.interface import DERIVATIVES, Call, Interface, ScratchBytes, c_name
 from chains.exporting.targets import Target
 from chains.program.scratch import ALIGNMENT
@@ -82,12 +83,18 @@ class Planned:
         if reason is not None:
             raise UnsupportedOperationError(reason)
         self.call, self.target = call, target
+        self.straight = plan_of(call.program, target.processor, straight=True) if self.has_straight_code else None
         self._take(plan_of(call.program, target.processor))
         if self.wants_workspace and (target.is_microcontroller or call.name.removeprefix("stream_") in DERIVATIVES):
             # Derivatives have long arrays, with a row for each direction, and no sum depends on the size of tiles: smaller ones
             # may fit. A microcontroller has little memory, and few samples.
             free = target.stack - (self.scratch.fixed_bytes - self.plan.workspace_offset)
             self._take(plan_of(call.program, target.processor, max_scratch_bytes=free))
+
+    @property
+    def has_straight_code(self) -> bool:
+        """Whether a call for one sample has code of its own. It takes memory, and was tried on x86 only."""
+        return self.target.processor.is_x86 and is_straight(self.call.program)
 
     def _take(self, plan: ExecutionPlan) -> None:
         self.plan = plan
@@ -132,14 +139,30 @@ def adapted(text: str, target: Target) -> str:
 class _Entry:
     """Writes the function that C calls."""
 
+    f: Function
+
     def __init__(self, planned: Planned, interface: Interface, symbol: str) -> None:
-        self.call, self.target, self.scratch = planned.call, planned.target, planned.scratch
+        self.call, self.target, self.scratch, self.straight = planned.call, planned.target, planned.scratch, planned.straight
         self.signature, self.interface, self.symbol = planned.signature, interface, symbol
 
     def write(self, module: Module, plan: ExecutionPlan) -> None:
         """Add it to a module that has, for every segment, the functions that `Compiler` writes."""
+        if self.straight is None:
+            self._write(module, plan, self.symbol)
+            return
+        symbol = f"{self.symbol}_many"
+        self._write(module, plan, symbol)
+        f = Straight(module, self.symbol, parameters(self.call, self.interface, self.target))
+        self.f, self.given = f, {argument.text[1:]: argument for argument in f.arguments}
+        n, straight = self.given["n"], self.straight
+        one = f.compare("eq", n, Value("1", n.type))
+        f.when(one, lambda: write_straight(f, straight, self._given), lambda: f.invoke(symbol, None, *f.arguments))
+        module.add(f)
+
+    def _write(self, module: Module, plan: ExecutionPlan, symbol: str) -> None:
+        """Add it under this name, for any number of samples."""
         call = self.call
-        self.f = f = Function(module, self.symbol, parameters(call, self.interface, self.target), result_of(call))
+        self.f = f = Function(module, symbol, parameters(call, self.interface, self.target), result_of(call))
         self.given = {argument.text[1:]: argument for argument in f.arguments}
         n = self.given["n"]
         self.n = n if n.type == I64 else f.cast("sext", n, I64)

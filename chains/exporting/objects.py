@@ -11,7 +11,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
-from chains.backends.native.llvm.jit import optimised
+from chains.backends.native.llvm.jit import optimised, scheduling
 from chains.exporting.dispatch import dispatcher
 from chains.exporting.entry import Planned, adapted, baked_symbol
 from chains.exporting.freestanding import freestanding
@@ -61,7 +61,10 @@ class Objects:
         passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2)))
         if base.format == "elf":
             module = _parsed(DEFINITION.sub(r'\g<0> section ".text.\1"', str(module)))
-        return machine.emit_object(module)
+        straight = any(each.straight for target in targets for each in self._planned[target])
+        # LLVM orders no instructions for WebAssembly by itself, but does where it was told to once.
+        with scheduling(not straight and base.format != "wasm"):
+            return machine.emit_object(module)
 
     def linked_in(self, targets: Sequence[Target]) -> Iterator[llvm.ModuleRef]:
         """The code around the functions of the targets."""

@@ -163,8 +163,6 @@ class PopulationObjective:
             starts.append(point.effects)
         else:
             self._start = np.concatenate(starts)
-        if self._comm is None:
-            return value, g
         total = self._over_processes(np.append(g, value))
         return float(total[-1]), total[:-1]
 

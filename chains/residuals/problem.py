@@ -259,6 +259,16 @@ class ResidualProblem:
                 density = _density(sizes[rows], k, c, label)
                 pool = _drawn(pool, density, len(term.points), rng, label)
             terms.append(pool)
+        return self.with_terms(terms)
+
+    def with_terms(self, terms: Sequence[Term]) -> ResidualProblem:
+        """The problem with other points, weights and data of its terms; the formulas, the loss and the scales stay.
+
+        Parameters
+        ----------
+        terms : sequence of Term
+            As many as there are, each a ``dataclasses.replace`` of its own.
+        """
         problem = copy.copy(self)
         problem.terms = tuple(terms)
         problem.points, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)

@@ -201,7 +201,7 @@ class _Chains:
         if not warmup:
             return
         averaging, variances, ends = DualAveraging(self._time, self._method.target), Variances(), windows(warmup)
-        first = -(-15 * warmup // 100)
+        first = _before_windows(warmup)
         for number in range(1, warmup + 1):
             _, probability, _, _ = self._trajectory(averaging.time if adapts else self._time, self._leaps())
             if adapts:
@@ -304,9 +304,14 @@ class Variances:
         return (count * variance + 5e-3) / (count + 5)
 
 
+def _before_windows(warmup: int) -> int:
+    """The trajectories before the first window: 15 in 100."""
+    return -(-15 * warmup // 100)
+
+
 def windows(warmup: int) -> list[int]:
     """The trajectories after which variances are taken: windows of doubling length, between two parts for the time alone."""
-    first, last = math.ceil(0.15 * warmup), warmup - math.ceil(0.1 * warmup)
+    first, last = _before_windows(warmup), warmup - math.ceil(0.1 * warmup)
     ends, width, at = [], 25, first
     while at + width <= last:
         end = last if at + 3 * width > last else at + width

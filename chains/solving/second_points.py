@@ -28,6 +28,9 @@ LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their d
 LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
 FURTHER = 8  # sets of further points that have to confirm a success
 MOST_GROWTH = 100.0  # from the start to the end, above which a solution that is not right is said to grow
+HELD_OUT = 10  # one of so many measurements
+FEWEST_MEASURED = 100  # of which some are held out
+BEHIND = 3.0  # the ratio of a condition's part of the loss to those of equations, above which it is left behind
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
 
@@ -124,6 +127,44 @@ def _fills(local: np.ndarray) -> bool:
     return bool(np.median(sizes[:, -1] / sizes[:, 0]) > FILLED)
 
 
+def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> list[np.ndarray | None]:
+    """For each term which of its points are measurements that are held out, (points,); None for the others.
+
+    Parameters
+    ----------
+    problem : ResidualProblem
+        The problem.
+    seed : int
+        The seed of the choice.
+    terms : collection of int
+        The terms that keep their points. Of these, equations and few measurements hold nothing out.
+    """
+    rng = streams.generator("points", seed, 2)
+    found: list[np.ndarray | None] = []
+    for number, term in enumerate(problem.terms):
+        count = len(term.points)
+        weights = np.broadcast_to(np.asarray(term.weight, np.float64), count)
+        known = np.flatnonzero(weights)
+        if number not in terms or not _measured(problem, number) or len(known) < FEWEST_MEASURED:
+            found.append(None)
+            continue
+        held = np.zeros(count, bool)
+        held[rng.choice(known, len(known) // HELD_OUT, replace=False)] = True
+        found.append(held)
+    return found
+
+
+def measured_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> ResidualProblem:
+    """The problem with these measurements alone, and their weights scaled to the mean that all have."""
+    terms = []
+    for term, rows in zip(problem.terms, kept, strict=True):
+        if rows is not None:
+            weights = np.broadcast_to(np.asarray(term.weight, np.float64), len(rows))
+            term = replace(term, weight=np.where(rows, weights * (weights.sum() / weights[rows].sum()), 0.0))
+        terms.append(term)
+    return problem.with_terms(terms)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The residuals of one state of a network, at the points of its training and at others."""
@@ -135,6 +176,7 @@ class Verdict:
     change: float  # of the outputs in the last long round and after it, as a share of their deviation
     labels: tuple[str, ...]  # of the terms
     growth: float = 0.0  # the logarithm of that of the outputs, by the equations
+    unseen: float = 0.0  # the part of the loss of measurements that are held out, at least that which counts as small
 
     @property
     def differing(self) -> list[int]:
@@ -177,12 +219,17 @@ class Verdict:
 class Judge:
     """Looks at a network at second points, and keeps its outputs there from one look to the next."""
 
-    def __init__(self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int) -> None:
-        self.net, self.problem = net, problem
+    def __init__(
+        self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int,
+        held: Sequence[np.ndarray | None] = (),
+    ) -> None:  # fmt: skip
+        self.net, self.problem, self.held = net, problem, [k for k, rows in enumerate(held) if rows is not None]
         free = [k for k, pool in enumerate(candidates) if pool is None and not problem.terms[k].data]
         fresh = self.spread(free, seed, 1)
         pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
         self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
+        if self.held:
+            self.second = measured_at(self.second, held)
         self.free, self.seed = [k for k in free if fresh[k] is not None], seed
         self.renewable = [k for k in self.free if not np.ndim(problem.terms[k].weight)]
         self.scales = problem.guessed_scales()
@@ -226,9 +273,16 @@ class Judge:
             further = np.maximum(second, np.mean([self._losses(p, each) for each in self._further(p, number)], axis=0))
             relative = self._relative(further, tightened)
         verdict = Verdict(
-            self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)), self.problem.labels
-        )
+            self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)), self.problem.labels,
+            unseen=float(np.maximum(second, LARGEST_RESIDUAL**2 * self.unit)[self.held].sum()),
+        )  # fmt: skip
         return verdict if verdict.success else replace(verdict, growth=growth(self.net, p, self.problem))
+
+    def behind(self, verdict: Verdict) -> list[int]:
+        """The conditions whose part of the loss is much larger than that of every equation of the highest order."""
+        orders = np.array([max((len(by) for _, by in each.pieces), default=0) for each in self.problem.loss.residuals])
+        share, highest = verdict.second / self.unit, orders == orders.max()
+        return [k for k in np.flatnonzero(self.exact & ~highest).tolist() if share[k] > BEHIND * share[highest].max()]
 
     def _relative(self, second: np.ndarray, tightened: np.ndarray) -> float:
         """The largest root of a mean squared residual, as a share of its term's size."""

@@ -27,7 +27,7 @@ from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
 from chains.solving.causal import CausalWeights, time_axis
-from chains.solving.second_points import Judge, Verdict
+from chains.solving.second_points import Judge, Verdict, held_out, measured_at
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
@@ -43,7 +43,11 @@ ADAM_STRETCH = 100  # steps of Adam between two updates of weights
 FILE = "solve.safetensors"
 LOST = 100.0  # the ratio of losses at second points at which a round is no part of the result
 POOR = 0.1  # the residuals after the first round, as a share of their sizes, at which times are weighed
-CAUSAL_ROUND = 100  # iterations between two updates of the weights of times
+SHORT_ROUND = 100  # iterations between two updates of the weights of times, or two looks at unseen measurements
+HEAVIER = 10.0  # the factor of the weight of a condition that a poor round has left behind
+HEAVIEST = 1e4  # the largest such factor
+SAME = 1.005  # the ratio of losses of unseen measurements that still counts as equal
+NOISY = "; later rounds fitted unseen measurements worse, as they followed the noise of the others"
 TIMES = 4  # candidates between points, as a multiple of these
 MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 
@@ -52,7 +56,8 @@ MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 class Solution:
     """The result of `solve`: the parameters `p`, and a history with one entry for Adam and one for each round.
 
-    `p` are the last parameters whose loss at second points, at which nothing is trained, is not a hundred times the least one.
+    `p` are the last parameters whose loss at second points, at which nothing is trained, is not a hundred times the least one,
+    and which fit unseen measurements as well as those before.
     """
 
     p: np.ndarray
@@ -135,7 +140,8 @@ def solve(
     iterations : int
         Iterations of the quasi-Newton method, in rounds of `every`; its matrix is kept from round to round.
     every : int
-        Iterations of a round. Before each round points are drawn and weights updated.
+        Iterations of a round. Before each round points are drawn and weights updated. While weights follow time, and where
+        measurements are held out, a round has at most 100.
     method : str
         "SSBroyden", "BFGS" or "L-BFGS".
     candidates : function, array or sequence, optional
@@ -215,14 +221,19 @@ class _Run:
     ) -> None:  # fmt: skip
         self.net, self.problem, self.weights, self.method, self.every = net, problem, weights, method, every
         self.candidates, self.k, self.c, self.seed, self.metrics, self.digest = candidates, k, c, seed, metrics, digest
+        pools, whole = self._pools(0), problem
+        held = held_out(problem, seed, [k for k, pool in enumerate(pools) if pool is None])
+        if any(rows is not None for rows in held):
+            self.problem = problem = measured_at(whole, [None if rows is None else ~rows for rows in held])
         self.solution, self.start, self.p, self.at = Solution(p, problem), p.copy(), p, problem
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None
         self.rounds = self.failed = self.done = 0
         self.ended_adam = False
-        self.judge = Judge(net, p, problem, self._pools(0), seed)
+        self.judge = Judge(net, p, whole, pools, seed, held)
         self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
-        self.best = float("inf")
+        self.best = self.unseen = float("inf")  # the least loss at second points, and of measurements that are held out
+        self.factors = np.ones(len(problem.terms))  # of the weights of conditions that poor rounds have left behind
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
         self.cut = False  # whether the last round was ended by the number of iterations or by Ctrl-C, not by the method
@@ -321,11 +332,14 @@ class _Run:
             at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
         self.at = at
         if causal is not None:
-            at, iterations = causal.update(self.net, self.p, at), min(iterations, CAUSAL_ROUND)
+            at = causal.update(self.net, self.p, at)
         elif self.lost and self.renewed:
             self.p, self.matrix = solution.p.copy(), None
+        if causal is not None or self.judge.held:
+            iterations = min(iterations, SHORT_ROUND)
         if self.weights is not None:
             at = self.weights.update(self.net, self.p, at)
+        at = self._heavier(at)
         solution.problem = at
         objective = self.net.objective(at.x, at.t, at.loss)
         latest, first = self.p, self.done
@@ -352,9 +366,33 @@ class _Run:
             solution.stopped = found.message
         return found.fun
 
+    def _heavier(self, at: ResidualProblem) -> ResidualProblem:
+        """The problem with the factors of weights."""
+        if (self.factors == 1.0).all():
+            return at
+        at = copy.copy(at)
+        at.t = at.t.copy()
+        at.t[:, : len(self.factors)] *= self.factors
+        return at
+
+    def _raise_weights(self, verdict: Verdict) -> None:
+        """Give more weight to the conditions that a poor round has left behind."""
+        if not (self.poor and self.rounds) or self.weights is not None or not (self.causal is None or self.causal.settled):
+            return  # while times count differently, the residuals at all times cannot be compared
+        behind = [k for k in self.judge.behind(verdict) if self.factors[k] < HEAVIEST]
+        if behind:
+            self.factors[behind] *= HEAVIER
+            self.matrix = None
+
+    def _numbers(self) -> dict[str, float]:
+        """The weights for the history."""
+        if self.weights is not None:
+            return self.weights.numbers()
+        return {f"factor {k}": float(self.factors[k]) for k in np.flatnonzero(self.factors != 1.0)}
+
     def _look(self) -> Verdict:
         last = self.solution.iterations[-1] if self.solution.iterations else self.done
-        short = self.rounds > 0 and self.cut and self.done - last < min(self.every, CAUSAL_ROUND)
+        short = self.rounds > 0 and self.cut and self.done - last < min(self.every, SHORT_ROUND)
         return self.judge.look(self.p, self.at, self.rounds, short=short)
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
@@ -367,18 +405,23 @@ class _Run:
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
         second = float(verdict.second.sum())
         self.lost = second > LOST * self.best
-        if not self.lost:
+        noisy = not self.lost and verdict.unseen > SAME * self.unseen  # the round has followed the noise of measurements
+        if not (self.lost or noisy):
             solution.p = self.p.copy()
-        if not (self.lost and verdict.success):  # a run that loses its result has none to rely on
+            self.unseen = min(self.unseen, verdict.unseen)
+        if noisy:
+            solution.message = solution.message.removesuffix(NOISY) + NOISY
+        elif not (self.lost and verdict.success):  # a run that loses its result has none to rely on
             solution.success, solution.message = verdict.success, verdict.sentence()
         self.best = min(self.best, second)
         self.poor = self.lost or not verdict.relative <= POOR
+        self._raise_weights(verdict)
         solution.second.append(second)
         solution.terms.append(verdict.second.tolist())
         solution.loss.append(loss)
         solution.iterations.append(self.done)
         solution.seconds.append(seconds)
-        solution.weights.append({} if self.weights is None else self.weights.numbers())
+        solution.weights.append(self._numbers())
         for name, number in numbers.items():
             solution.metrics[name].append(float(number))
         if path is not None:
@@ -390,8 +433,8 @@ class _Run:
         known = {
             "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "best": self.best,
             "renewed": self.renewed, "lost": self.lost, "poor": self.poor, "causal": causal, "loss": s.loss, "second": s.second,
-            "terms": s.terms, "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
-            "success": s.success, "message": s.message,
+            "unseen": self.unseen, "factors": self.factors.tolist(), "terms": s.terms, "iterations": s.iterations,
+            "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics, "success": s.success, "message": s.message,
         }  # fmt: skip
         arrays: dict[str, Any] = {
             "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs,
@@ -413,8 +456,9 @@ class _Run:
         if known.pop("digest") != self.digest:
             raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
         s, self.ended_adam = self.solution, True
-        for name in ("rounds", "failed", "done", "best", "renewed", "lost", "poor"):
+        for name in ("rounds", "failed", "done", "best", "unseen", "renewed", "lost", "poor"):
             setattr(self, name, known.pop(name))
+        self.factors = np.array(known.pop("factors"))
         causal = known.pop("causal")
         if causal is not None:
             self.causal = CausalWeights(causal[0], self.judge.unit, causal[1])

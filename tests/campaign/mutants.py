@@ -37,7 +37,7 @@ import pytest
 from tests.campaign.reach import Reach
 from tests.campaign.running import ROOT, draws
 
-MOST = 25.0  # seconds of processor time, as measured before, of the tests that are run on a mutant
+MOST = 5.0  # seconds of processor time, as measured before, of the tests that are run on a mutant
 PATIENCE = 1200.0  # seconds for one run of the tests; a mutant that waits for ever is found
 FEW = 20  # tests that reach a line; if they are fewer, it may be in a function whose result is kept for the tests after them
 FIRST = 3, 15  # files of tests of the mutant's room that are tried first, and tests of each

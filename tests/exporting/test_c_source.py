@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 from zlib import crc32
@@ -35,6 +36,17 @@ def built(made, folder, *flags):
     subprocess.run([tool("gcc"), *FLAGS, *flags, "model.c", "-o", "model.so", "-lm"], cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "model.so"))
     return Functions(source.interface, lambda name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the options are for x86")
+@pytest.mark.parametrize(("simd", "length"), [("x86-64-v3", 32), ("x86-64-v4", 64)])
+def test_gcc_makes_vectors_of_functions(simd, length, tmp_path):
+    """Of both layers' tanh, as of the products before them: comparisons that may raise exceptions are left alone otherwise."""
+    source = CSource(interface(Chain(Dense(4, 32, tanh), Dense(32, 48, tanh)), gradient=None))
+    (tmp_path / "model.c").write_text(source.text(None))
+    options = ["-std=c99", "-O2", "-ftree-vectorize", f"-march={simd}", "-mprefer-vector-width=512", "-fopt-info-vec", "-c"]
+    done = subprocess.run([tool("gcc"), *options, "model.c"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count(f"loop vectorized using {length} byte vectors") >= 4, done.stderr
 
 
 def compare(functions, n, arrays, error):
@@ -173,6 +185,14 @@ def test_numbers_of_formulas_are_written_where_they_are_used():
     lines, names = C99.statements(trace(lambda a: (2.0 * a - 0.5, 3.0)), ["x[i]"], "v", "float")
     assert lines == ["const float v1 = 2.0f * x[i];", "const float v3 = v1 - 0.5f;"]
     assert names == ["v3", "3.0f"]
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((), "double"), ((3,), "float")])
+def test_single_numbers_are_computed_in_double_precision(shape, kind):
+    ops = Recorder("a number", np.float32)
+    a, out = (ops.external(name, shape, role=role) for name, role in (("a", "input"), ("out", "output")))
+    ops.map(out, lambda a: a * a, a)
+    assert f"const {kind} v0 = a0 * a0;" in "\n".join(lines_of(ops.operations[0], Context(lambda buffer: buffer.name)))
 
 
 def test_four_products_are_added_at_once():

@@ -14,6 +14,10 @@ from tests.exporting.support import compare, data, interface, loaded
 from tests.harness import ACTIVATION_CASES, LAYERS, LOSS_CASES, OPTIMIZERS, PENALTY_CASES
 from tests.layers.test_random_chains import cases
 
+from chains.backends.native.llvm.jit import scheduling  # isort: skip
+from chains.exporting.objects import Objects  # isort: skip
+from chains.exporting.targets import targets_of  # isort: skip
+
 pytestmark = pytest.mark.few(4)
 
 BATCHES = (1, 5, 100)
@@ -28,6 +32,16 @@ def test_bits_are_those_of_python(case):
     for n in BATCHES:
         batch, arrays = data(case, n, dtype)
         compare(functions, batch, arrays)
+
+
+@pytest.mark.parametrize("target", ["wasm32", "aarch64", "cortex-m4", "x86-64-v3"])
+def test_files_do_not_depend_on_what_was_compiled_before(target):
+    """An order of instructions that was asked for once does not stay."""
+    net, targets = Chain(Dense(3, 5, tanh), Dense(5, 2)), targets_of(target)
+    before = Objects(interface(net), targets).code(targets)
+    with scheduling(False):
+        pass
+    assert Objects(interface(net), targets).code(targets) == before
 
 
 @pytest.mark.few(1)

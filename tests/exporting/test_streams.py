@@ -34,6 +34,18 @@ def test_steps_one_by_one_are_the_sequence(made, tmp_path):
     close(np.stack(outputs, axis=1), net(x, p))
 
 
+@pytest.mark.parametrize("cell", [GRU(3, 16), LSTM(3, 5)], ids=["GRU", "LSTM"])
+def test_a_step_of_one_sample_has_the_bits_of_python(cell):
+    net = Chain(cell, Dense(cell.units, 4), input_shape=(6, 3), backend="native")
+    p, rng = net.init(1), np.random.default_rng(0)
+    for n in (1, 2):
+        x, carried = (rng.normal(size=(n, length)).astype(np.float32) for length in (3, net.n_carried))
+        found = loaded(interface(net))("stream", n, x=x, p=p, carried=carried)
+        y, after = net.step(x, p, carried)
+        np.testing.assert_array_equal(found["y"], y)
+        np.testing.assert_array_equal(found["new_carried"], after)
+
+
 CONVOLUTIONS = {
     "one": (CausalConv(3, 4, 3),),
     "dilated": (CausalConv(3, 4, 2, "gelu", dilation=3), Dense(4, 2, tanh)),

@@ -96,6 +96,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.nlme": ("Orange", {}),  # without R, a sentence
     "benchmarks.studies.optimisers": ("--starts 1 --iterations 2 --methods BFGS", {}),
     "benchmarks.studies.pinnacle": ("Poisson2d-MS Heat2d-MS --iterations 1 --seconds 1e-6", {}),
+    "benchmarks.studies.pinnacle_deepxde": ("Poisson2d-C", {}),  # without its solution, a sentence
     "benchmarks.studies.population": ("--subjects 3 --seconds 1e-6", {}),
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),

@@ -110,10 +110,6 @@ EQUAL = {
     "a transposition": ([("Transpose", ["x"], ["y"], {"perm": [0, 2, 1]})], (3, 4), {}),
     "the last step": ([("Gather", ["x", "i"], ["y"], {"axis": 1})], (3, 4), {"i": np.int64(-1)}),
     "a product with a vector": ([("MatMul", ["x", "b"], ["y"])], (3, 4), {"b": B}),
-    "an array with an axis for each sample": (
-        [*BATCH, ("ConstantOfShape", ["n"], ["s"], {"value": onnx.numpy_helper.from_array(ints(1))}),
-         ("ConstantOfShape", ["s"], ["c"], {"value": onnx.numpy_helper.from_array(B[:1])}),
-         ("ReduceMax", ["c"], ["m"], {"keepdims": 0}), ("Add", ["x", "m"], ["y"])], (4,), {"i": ints(0), "j": ints(1)}),
 }  # fmt: skip
 
 
@@ -121,6 +117,28 @@ EQUAL = {
 def test_models_of_others_are_read(name):
     nodes, shape, arrays, *opset = EQUAL[name]
     compared(model_of(nodes, shape, arrays, *opset))
+
+
+def test_an_array_may_have_an_axis_for_each_sample():
+    value = onnx.numpy_helper.from_array
+    nodes = [
+        *BATCH, ("ConstantOfShape", ["n"], ["s"], {"value": value(ints(1))}),
+        ("ConstantOfShape", ["s"], ["c"], {"value": value(B[:1])}), ("ReduceMax", ["c"], ["m"], {"keepdims": 0}),
+        ("Add", ["x", "m"], ["y"]),
+    ]  # fmt: skip
+    compared(model_of(nodes, (4,), {"i": ints(0), "j": ints(1)}))
+
+
+def test_functions_of_single_numbers_are_one_activation():
+    functions = [
+        ("HardSwish", {}), ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}), ("Shrink", {"lambd": 0.2}),
+        ("Selu", {}), ("ThresholdedRelu", {"alpha": 0.1}), ("Tan", {}), ("Elu", {"alpha": 0.5}), ("LeakyRelu", {}),
+    ]  # fmt: skip
+    names = ["x", *(f"h{k}" for k in range(len(functions) - 1)), "y"]
+    nodes = [(name, [a], [b], given) for (name, given), a, b in zip(functions, names[:-1], names[1:], strict=True)]
+    for k in range(1, len(nodes) + 1):
+        *before, (name, ins, _, given) = nodes[:k]
+        assert len(compared(model_of([*before, (name, ins, ["y"], given)], (4,), {})).layers) == 1
 
 
 SUMS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import zipfile
 
 import numpy as np
 import pytest
@@ -354,6 +355,14 @@ def test_norms_without_some_of_their_numbers():
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(("part", "kind"), [("constants.pkl", "TorchScript"), ("models/model.json", r"torch\.export")])
+def test_files_of_compiled_modules_are_known_by_their_parts(part, kind, tmp_path):
+    with zipfile.ZipFile(tmp_path / "module.pt", "w") as archive:
+        archive.writestr(f"module/{part}", "")
+    with pytest.raises(ValueError, match=rf"module\.pt'\) is a file of {kind}, which has code, but no layers"):
+        from_torch(tmp_path / "module.pt")
+
+
 def test_compiled_modules_are_refused_with_what_to_do(tmp_path):
     module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
     traced = torch.jit.trace(module, torch.zeros(1, 2))

@@ -9,6 +9,8 @@ import pytest
 
 from chains import Chain, Dense, Equations, tanh
 from chains.expr import exp, where
+from chains.network import record
+from chains.network.network import network_of
 
 ONE, TWO = Chain(Dense(1, 3, tanh), Dense(3, 1)), Chain(Dense(2, 3, tanh), Dense(3, 2))
 
@@ -69,3 +71,11 @@ def test_other_parameters_of_conditions_are_not_warned_of():
     Equations(lambda y, k: where(y < k, k * y, y), ("y",), parameters={"k": 1.0})
     Equations(lambda y, k: abs(y - k), ("y",), parameters={"k": 1.0})
     Equations(lambda y, time, s: y / (1.0 + exp(s - time)), ("y", "time"), parameters={"s": 1.0})
+
+
+def test_a_network_of_all_inputs_reads_them_where_they_are():
+    names = ("x", "y")
+    for features, copies in ((names, 0), (names[::-1], 2)):
+        net = Chain(Equations(lambda x, y, u, v: (u, v), names, networks={"g": (TWO, features, ("u", "v"))}))
+        program = record.forward(network_of(net), np.float64, training=False)
+        assert sum(operation.name == "copy" for operation in program.operations) == copies

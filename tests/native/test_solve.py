@@ -7,7 +7,7 @@ import pytest
 
 from chains.layers.ode.implicit import record_solution
 from chains.program.recorder import Recorder
-from tests.harness import assert_close
+from tests.harness import assert_close, run_program
 
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
@@ -49,3 +49,16 @@ def test_solutions_are_those_of_lapack(simd, dtype):
         wanted = np.linalg.solve(a[good], b[good])
         assert_close(found[good], wanted, 1e-3 if dtype == "float32" else 1e-11)
         assert not np.isfinite(found[[3, 4]]).all(axis=(1, 2)).any()
+
+
+def test_a_solution_may_be_a_part_of_a_wider_array():
+    ops, (n, m) = Recorder("systems", np.float64), (3, 2)
+    a, b = (ops.external(name, shape, role="input", batched=True) for name, shape in (("a", (n, n)), ("b", (n, m))))
+    wide = ops.external("wide", (n, m + 1), role="output", batched=True)
+    ops.fill(wide.slice(-1, m, m + 1), 7.0)
+    record_solution(ops, wide.slice(-1, 0, m), a, b)
+    rng = np.random.default_rng(0)
+    given = {"a": rng.normal(size=(5, n, n)), "b": rng.normal(size=(5, n, m))}
+    found = run_program(ops.finish(), "native", 5, given)["wide"]
+    np.testing.assert_allclose(found[..., :m], np.linalg.solve(given["a"], given["b"]), rtol=1e-10)
+    assert (found[..., m] == 7.0).all()

@@ -31,6 +31,7 @@ from chains import (
     train,
 )
 from chains.expr import log
+from chains.network.network import network_of
 from tests.harness import assert_close, central_difference
 
 STEPS, LENGTHS = 6, np.array([6, 1, 3, 2])
@@ -45,6 +46,12 @@ def net(backend_name):
         input_shape=(STEPS, 2),
         backend=backend_name,
     )
+
+
+@pytest.mark.parametrize(("whole", "steps"), [(True, STEPS), (False, 0)])
+def test_the_steps_of_an_output_are_those_of_the_input(whole, steps):
+    net = Chain(GRU(2, 3, return_sequences=whole), Dense(3, 1), input_shape=(STEPS, 2))
+    assert network_of(net).declaration.output_steps == steps
 
 
 @pytest.fixture

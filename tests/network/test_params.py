@@ -20,6 +20,7 @@ def test_layout_is_data(net):
         ("0.weight", 0, 12, (3, 4)), ("0.bias", 12, 16, (4,)), ("1.inner.weight", 16, 32, (4, 4)),
         ("2.weight", 32, 40, (4, 2)), ("2.bias", 40, 42, (2,)),
     ]  # fmt: skip
+    assert repr(net.layout[1]) == "Slice(name='0.bias', start=12, stop=16, shape=(4,))"
     assert len(net.layout) == 5
     assert net.layout["2.bias"] is net.layout[-1]
     assert net.layout.size == net.n_params == 42

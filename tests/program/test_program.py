@@ -13,6 +13,7 @@ from chains import Chain, Conv, Dense, Dropout, Flatten, Reshape, Residual, Scal
 from chains.backends import UnsupportedOperationError, backend
 from chains.network import record
 from chains.network.network import network_of
+from chains.program.cancelling import means
 from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Random, Reduce
 from chains.program.program import Program
 from chains.program.recorder import Recorder
@@ -445,3 +446,14 @@ def test_a_copy_to_another_type_stays():
     given = np.array([[0.1, 0.2, 0.3]])
     found = run_program(ops.finish(), "numpy", 1, {"x": given})["y"]
     np.testing.assert_array_equal(found, given.astype(np.float32))
+
+
+@pytest.mark.parametrize(("batched", "factor", "known"), [(True, 1 / 3, True), (True, 0.5, False), (False, 1 / 3, False)])
+def test_a_mean_is_a_sum_of_known_length_divided_by_it(batched, factor, known):
+    """A sum over samples is none: their number is not known."""
+    ops = Recorder("sums", np.float64)
+    x = ops.external("x", (3,), role="input", batched=True)
+    total, mean = (ops.external(name, (1,), role="output", batched=batched) for name in ("total", "mean"))
+    ops.sum(total, x)
+    ops.map(mean, lambda total: factor * total, total)
+    assert means(ops.operations) == ({mean: (x, 1)} if known else {})

@@ -203,6 +203,15 @@ def test_progress(capsys):
     assert "10/10 trajectories" in capsys.readouterr().err
 
 
+def test_variances_are_those_of_the_windows(monkeypatch):
+    note, noted = Variances.note, []
+    monkeypatch.setattr(Variances, "note", lambda self, p: noted.append(len(p)) or note(self, p))
+    net = curve("numpy")
+    sample(net, net.init_many(2), X, T, SquaredLoss(), HMC(0.1, 2), draws=1, warmup=50)
+    assert windows(50) == [45]
+    assert len(noted) == 45 - 8  # without the first 15 in 100
+
+
 def test_windows_grow():
     assert windows(1000) == [175, 225, 325, 900]
     assert windows(2000) == [325, 375, 475, 675, 1800]

@@ -475,7 +475,7 @@ def test_labels_after_classes_are_refused():
 def test_class_weights_are_weights_of_samples():
     X, y = scaled(load_wine)
     X, y = X[:140], y[:140]
-    settings = {"hidden_layer_sizes": 5, "max_iter": 5, "random_state": 0, "solver": "lbfgs"}
+    settings = {"hidden_layer_sizes": 5, "max_iter": 5, "random_state": 0, "solver": "lbfgs", "backend": "numpy"}
     factors = np.array([1.0, 2.5, 0.5])
     w = np.random.default_rng(0).random(140)
     one = ChainClassifier(**settings, class_weight={0: 1.0, 1: 2.5, 2: 0.5}).fit(X, y, w)

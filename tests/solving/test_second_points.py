@@ -9,7 +9,7 @@ import pytest
 
 from chains import Chain, Dense, ResidualProblem, Term, solve, tanh
 from chains.solving.growth import growth
-from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points
+from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, measured_at
 
 NONE = np.empty((0, 2))
 
@@ -149,3 +149,51 @@ def test_terms_have_names():
         ResidualProblem(("x",), ("u",), [law, law])
     with pytest.raises(TypeError, match="`name` \\(=3\\)"):
         ResidualProblem(("x",), ("u",), [replace(law, name=3)])
+
+
+def measured(count, noise=0.0):
+    """u' = a and measurements of u, the second half of them of weight 0."""
+    x = np.linspace(0.0, 1.0, count)[:, None]
+    seen = x[:, 0] + noise * np.random.default_rng(0).normal(size=count)
+    weight = np.where(np.arange(count) < count // 2, 2.0, 0.0)
+    terms = [Term(lambda u, a: u.x - a, x), Term(lambda u, seen: u - seen, x, data={"seen": seen}, weight=weight)]
+    return ResidualProblem(("x",), ("u", "a"), terms)
+
+
+def test_a_tenth_of_many_measurements_is_held_out():
+    problem = measured(400)
+    equation, held = held_out(problem, 0, [0, 1])
+    assert equation is None
+    assert held.sum() == 20
+    assert not held[200:].any()  # of weight 0
+    for rows in (held, ~held):
+        part = measured_at(problem, [None, rows])
+        np.testing.assert_array_equal(np.flatnonzero(part.t[400:, 1]), np.flatnonzero(rows[:200]))
+        np.testing.assert_allclose(part.t[:, :2].sum(axis=0), problem.t[:, :2].sum(axis=0), rtol=1e-12)
+        np.testing.assert_array_equal(part.t[:400], problem.t[:400])
+    assert held_out(measured(198), 0, [0, 1]) == [None, None]  # 99 measurements
+    assert held_out(problem, 0, [0]) == [None, None]
+
+
+def test_unseen_measurements_have_their_own_loss():
+    problem = measured(400, noise=0.1)
+    net = Chain(Dense(1, 2))
+    p = np.array([1.0, 0.0, 0.0, 1.0])  # u = x, a = 1
+    held = held_out(problem, 0, [0, 1])
+    judge = Judge(net, p, problem, [None, None], 0, held)
+    squares = 0.01 * np.random.default_rng(0).normal(size=400) ** 2  # of the noise
+    verdict = judge.look(p, measured_at(problem, [None, ~held[1]]))
+    assert verdict.unseen == pytest.approx(squares[held[1]].mean(), rel=1e-12)
+    exact = Judge(net, p, measured(400), [None, None], 0, held).look(p, problem)
+    assert 0.0 < exact.unseen < 1e-5  # not zero, so that small differences between small losses do not count
+    assert verdict.terms[1] == pytest.approx(squares[:200][~held[1][:200]].mean(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("slope", "wanted"), [(0.1, [1]), (10.0, [])])
+def test_conditions_that_are_left_behind_are_found(slope, wanted):
+    """u' = 0 and u = 1 at a point; u is 0.3 there and has a slope."""
+    terms = [Term(lambda u: u.x, np.linspace(0.0, 1.0, 50)[:, None]), Term(lambda u: u - 1.0, np.zeros((1, 1)))]
+    problem = ResidualProblem(("x",), ("u",), terms)
+    p = np.array([slope, 0.3])
+    judge = Judge(Chain(Dense(1, 1)), p, problem, [None, None], 0)
+    assert judge.behind(judge.look(p, problem)) == wanted

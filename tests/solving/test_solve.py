@@ -12,7 +12,7 @@ from chains.expr import sin
 from chains.solving import second_points
 from chains.solving.causal import time_axis
 from chains.solving.second_points import Judge, Verdict
-from chains.solving.solve import ADAM_STRETCH
+from chains.solving.solve import ADAM_STRETCH, HEAVIER, NOISY
 from chains.training.folder_lock import FolderLock
 
 OPTIONS = {"adam": 150, "iterations": 90, "every": 30, "progress": False}
@@ -230,6 +230,44 @@ def test_a_state_much_worse_than_the_best_is_no_result(monkeypatch, share, chose
     assert len(looked) == 4
     np.testing.assert_array_equal(found.p, looked[chosen])
     assert not found.success  # the last state is bad, so the run has not settled
+
+
+def test_a_state_that_follows_the_noise_of_measurements_is_no_result(monkeypatch):
+    """The last of three rounds fits unseen measurements worse than the second, which is as good as the first."""
+    looked, look, unseen = [], Judge.look, [1.0, 0.5, 0.501, 0.6]
+
+    def seen(*arguments, **options):
+        looked.append(arguments[1].copy())
+        return replace(look(*arguments, **options), unseen=unseen[len(looked) - 1])
+
+    monkeypatch.setattr(Judge, "look", seen)
+    found = run()
+    assert len(looked) == 4
+    np.testing.assert_array_equal(found.p, looked[2])
+    assert found.message.endswith(NOISY)
+
+
+def between_ends():
+    """u'' = -pi^2 sin(pi x) and u = 0 at both ends as a term."""
+    net, p, problem, _ = poisson()
+    ends = Term(lambda u: u, np.array([[0.0], [1.0]]))
+    return net, p, ResidualProblem(("x",), ("u",), [*problem.terms, ends])
+
+
+def test_conditions_that_a_poor_round_leaves_behind_get_more_weight(monkeypatch, tmp_path):
+    net, p, problem = between_ends()
+    monkeypatch.setattr("chains.solving.solve.POOR", 0.0)
+    monkeypatch.setattr(Judge, "behind", lambda judge, verdict: [1])
+    options = {"adam": 20, "every": 3, "progress": False}
+    found = solve(net, p, problem, iterations=9, **options)
+    assert found.weights == [{}, {"factor 1": HEAVIER}, {"factor 1": HEAVIER**2}, {"factor 1": HEAVIER**3}]
+    np.testing.assert_array_equal(found.problem.t[:, 1], HEAVIER**2 * problem.t[:, 1])
+    np.testing.assert_array_equal(found.problem.t[:, 0], problem.t[:, 0])
+    assert "factor 1" in repr(found)
+    solve(net, p, problem, iterations=6, checkpoint=tmp_path, **options)
+    again = solve(net, p, problem, iterations=9, checkpoint=tmp_path, resume=True, **options)
+    np.testing.assert_array_equal(again.p, found.p)
+    assert again.weights == found.weights
 
 
 def test_a_short_last_round_does_not_make_outputs_settled(monkeypatch):

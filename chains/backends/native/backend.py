@@ -25,7 +25,7 @@ from chains.backends.native.runtime.fastcall import python_function
 from chains.backends.native.runtime.shared import worker_pool
 from chains.backends.native.runtime.symmetric import SymmetricMatrix
 from chains.backends.native.single import single
-from chains.backends.native.support import gathers, per_program, unsupported
+from chains.backends.native.support import gathers, is_straight, per_program, unsupported
 from chains.program.program import Program
 from chains.support.threads import MAX_THREADS, get_num_threads
 
@@ -53,7 +53,7 @@ class NativeBackend(Backend):
         if threads is None:
             get_num_threads()  # reads and checks CHAINS_NUM_THREADS now
         self.processor = processor(simd)
-        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, bool], CompiledProgram]] = WeakKeyDictionary()
+        self._compiled: WeakKeyDictionary[Program, dict[tuple[int, bool, bool], CompiledProgram]] = WeakKeyDictionary()
 
     @property
     def threads(self) -> int:
@@ -81,7 +81,7 @@ class NativeBackend(Backend):
     def listing(self, program: Program, *, passes: bool = False, batch: int | None = None) -> str:
         """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
         parts = _parts(self.threads, _work(program), batch)
-        return listing_of(program, self.processor, parts, gathers(program, batch), passes)
+        return listing_of(program, self.processor, parts, gathers(program, batch), passes, self._is_straight(program, batch))
 
     def about(self) -> dict[str, str]:
         each = self.processor
@@ -140,11 +140,15 @@ class NativeBackend(Backend):
     def compile(self, program: Program, batch: int | None = None, threads: int | None = None) -> CompiledProgram:
         """A program compiled for a batch size, or for any size. It is compiled once, then reused."""
         made, work = self._compiled.setdefault(program, {}), _work(program)
-        parts, gathered = _parts(threads or self.threads, work, batch), gathers(program, batch)
-        if (parts, gathered) not in made:  # two threads that find nothing get the same program
-            native = compiled_program(program, self.processor, parts, work, gathered)
-            made[parts, gathered] = made[native.signature.parts, gathered] = native
-        return made[parts, gathered]
+        parts, kind = _parts(threads or self.threads, work, batch), (gathers(program, batch), self._is_straight(program, batch))
+        if (parts, *kind) not in made:  # two threads that find nothing get the same program
+            native = compiled_program(program, self.processor, parts, work, *kind)
+            made[parts, *kind] = made[native.signature.parts, *kind] = native
+        return made[parts, *kind]
+
+    def _is_straight(self, program: Program, batch: int | None) -> bool:
+        """Whether a batch has straight code: one sample. LLVM's order of instructions was tried on x86 only."""
+        return batch == 1 and self.processor.is_x86 and is_straight(program)
 
     def __repr__(self) -> str:
         return f"<native backend: {self.processor.kind}, {self.threads} threads>"

@@ -49,18 +49,21 @@ MAX_SMALL_OPERATIONS = 30_000  # of a sample; 4-32-16-4 has 4,000, 784-30-10 has
 COMPILED: Recent[CompiledProgram] = Recent(64)  # by program, parts and processor; users keep alive those in use
 
 
-def compiled_program(program: Program, processor: Processor, parts: int, work: int, gathered: bool = False) -> CompiledProgram:
-    """The compiled program: of the plan for `parts` threads, `gathered` or not (`plan_of`).
+def compiled_program(
+    program: Program, processor: Processor, parts: int, work: int, gathered: bool = False, straight: bool = False
+) -> CompiledProgram:
+    """The compiled program: of the plan for `parts` threads, `gathered` or `straight` or not (`plan_of`).
 
     Raises UnsupportedOperationError if the program cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:
         raise UnsupportedOperationError(reason)
-    name = code_name(processor, "program", fingerprint(program), processor.kind, str(parts), str(gathered), compiler_version())
+    kind = str(parts), str(gathered), str(straight)
+    name = code_name(processor, "program", fingerprint(program), processor.kind, *kind, compiler_version())
 
     def make() -> CompiledProgram:
-        return _from_disk(name, processor, work) or _made(name, program, processor, parts, work, gathered)
+        return _from_disk(name, processor, work) or _made(name, program, processor, parts, work, gathered, straight)
 
     with _locks["making"]:
         return COMPILED.get(name, make)
@@ -76,7 +79,9 @@ def _from_disk(name: str, processor: Processor, work: int) -> CompiledProgram | 
     return None if code is None else CompiledProgram(Signature.read(signature), code, work)
 
 
-def _made(name: str, program: Program, processor: Processor, parts: int, work: int, gathered: bool) -> CompiledProgram:
+def _made(
+    name: str, program: Program, processor: Processor, parts: int, work: int, gathered: bool, straight: bool
+) -> CompiledProgram:
     """Compile a program, and keep it on the disk under this name."""
     with _loading:
         # About thirty modules write assembly. They are loaded only here: most processes find all their programs on the disk.
@@ -86,12 +91,12 @@ def _made(name: str, program: Program, processor: Processor, parts: int, work: i
 
         load_kernels()
     with notice(f"compiling '{program.name}' for this processor: {len(program.operations):,} operations"):
-        plan = plan_of(program, processor, parts, gathered=gathered)
+        plan = plan_of(program, processor, parts, gathered=gathered, straight=straight)
         if plan.parts != parts:
-            made = compiled_program(program, processor, plan.parts, work, gathered)
+            made = compiled_program(program, processor, plan.parts, work, gathered, straight)
         else:
             written = Compiler(plan).compiled()
-            code = machine_code(written.text, FUNCTIONS, processor, small=is_small(program))
+            code = machine_code(written.text, FUNCTIONS, processor, small=is_small(program), straight=straight)
             made = CompiledProgram(written.signature, code, work)
     files.store(name, f"{made.signature.text()}\n{made.code.name}".encode())
     return made
@@ -102,12 +107,12 @@ def is_small(program: Program) -> bool:
     return program.flops() <= MAX_SMALL_OPERATIONS
 
 
-def listing_of(program: Program, processor: Processor, parts: int, gathered: bool, passes: bool) -> str:
+def listing_of(program: Program, processor: Processor, parts: int, gathered: bool, passes: bool, straight: bool = False) -> str:
     """LLVM's assembly before optimisation, then the processor's assembly; with `passes`, the plan after each pass."""
     from chains.backends.native.compiler import compile_program
     from chains.backends.native.plan.passes import passes_text
 
     if passes:
         return passes_text(program, processor, parts, gathered)
-    text = compile_program(program, processor, parts, gathered).text
-    return f"{program}\n\n{text}\n{assembly(text, processor, is_small(program))}"
+    text = compile_program(program, processor, parts, gathered, straight).text
+    return f"{program}\n\n{text}\n{assembly(text, processor, is_small(program), straight)}"

@@ -25,8 +25,10 @@ from chains.backends.native.llvm.emit import (
     Value,
     flush_subnormals,
     integer,
+    real_type,
     restore_subnormals,
 )
+from chains.backends.native.llvm.straight import TRUE, Straight
 from chains.backends.native.llvm.struct import ROW_POINTERS
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import Signature, Slot
@@ -53,7 +55,7 @@ class Compiler:
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
-        self.module = Module()
+        self.module = Module(splits_masks=plan.processor.kind != "avx512")
         self.outlines = Outlines()
 
     def compiled(self, drive: Callable[[Module, ExecutionPlan], None] = write_driver) -> Compiled:
@@ -107,6 +109,9 @@ class Compiler:
         """
         plan = self.plan
         numbers = [(I64, each) for each in ("start", "count", "first", *more)]
+        if plan.straight:
+            self._write_straight(name, numbers)
+            return
         f = Function(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
         scratch, start, count, first = f.arguments[1:5]
         positions = plan.positions | {buffer: plan.sum_positions[buffer] for buffer in own or ()}
@@ -142,6 +147,12 @@ class Compiler:
         body(frame)
         if control is not None:
             restore_subnormals(f, control)
+        self.module.add(f)
+
+    def _write_straight(self, name: str, numbers: Sequence[tuple[Type, str]]) -> None:
+        """Write the tile of a straight plan, a sample."""
+        f = Straight(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
+        write_straight(f, self.plan, lambda buffer: self._word(f, self.plan.positions[buffer]))
         self.module.add(f)
 
     def _word(self, f: Function, position: int) -> Value:
@@ -218,6 +229,25 @@ class Compiler:
             lower(replace(frame, base=base), each)
 
 
+def write_straight(f: Straight, plan: ExecutionPlan, place: Callable[[Buffer], Value]) -> None:
+    """Write all steps of a straight plan into a function that finds buffers at these places, and has those of tiles itself."""
+    bases: dict[Buffer, Value] = {}
+    ((work,),) = (segment.tiled for segment in plan.segments)
+
+    def base(view: View) -> Value:
+        buffer, scalar = view.buffer, real_type(view.dtype)
+        if buffer not in bases:
+            bases[buffer] = place(buffer) if plan.offset(buffer) is None else f.local(buffer.size, scalar)
+        return f.address(bases[buffer], integer(view.offset), scalar)
+
+    frame = Frame(
+        f, plan.lanes, plan.processor.registers, base, integer(1), integer(0), False,
+        lambda buffer: plan.offset(buffer) is not None, plan.laned, plan.workspace_offset, TRUE, TRUE,
+    )  # fmt: skip
+    for step in work.steps:
+        lower(frame, step)
+
+
 def signature_of(plan: ExecutionPlan) -> Signature:
     """The facts that a caller needs to run a program of this plan."""
     packed = {step.packed.copy.buffer for segment in plan.segments for _, step in segment.packing if step.packed}
@@ -240,12 +270,14 @@ def signature_of(plan: ExecutionPlan) -> Signature:
     )
 
 
-def compile_program(program: Program, processor: Processor, parts: int = 1, gathered: bool = False) -> Compiled:
-    """Write the assembly of a program: of the plan for `parts` threads, `gathered` or not (`plan_of`).
+def compile_program(
+    program: Program, processor: Processor, parts: int = 1, gathered: bool = False, straight: bool = False
+) -> Compiled:  # fmt: skip
+    """Write the assembly of a program: of the plan for `parts` threads, `gathered` or `straight` or not (`plan_of`).
 
     Raises UnsupportedOperationError, with the name of the operation, for an operation that cannot be compiled.
     """
     reason = unsupported(program)
     if reason is not None:
         raise UnsupportedOperationError(reason)
-    return Compiler(plan_of(program, processor, parts, gathered=gathered)).compiled()
+    return Compiler(plan_of(program, processor, parts, gathered=gathered, straight=straight)).compiled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
@@ -15,7 +16,7 @@ from chains.backends.native.binding import NativeBinding
 from chains.backends.native.llvm.struct import CACHE_LINE_BYTES, PREFETCH, ROW_POINTERS
 from chains.backends.native.runtime.epoch import COPY, GATHER, JOB, LANE, PLACE, WATCH
 from chains.backends.native.runtime.shared import gatherer, runtime, watcher, worker_pool
-from chains.backends.native.runtime.thread_trial import ThreadTrial
+from chains.backends.native.runtime.thread_trial import TURNS
 from chains.program.program import Program
 
 # The fewest steps for which threads form a team: fewer steps take less time than the workers need to wake. If the workers do
@@ -78,11 +79,21 @@ class NativeFeed(Feed):
             worker_pool().ensure(self._binding.threads)
         if trial is None:
             return self._run(first, values, True)
-        steps = trial.trial(len(values))
-        done = self._timed(trial, first, values[:steps], not trial.together) if steps else 0
-        if done == len(values) or (steps and (done < steps or not np.isfinite(values[done - 1]))):
+        done = 0
+        if steps := trial.trial(len(values)):
+            least = dict.fromkeys((True, False), math.inf)
+            for together, counts in TURNS:
+                did, seconds = self._timed(first + done, values[done : done + steps], together)
+                done += did
+                if did < steps or not np.isfinite(values[done - 1]):
+                    return done
+                least[together] = min(least[together], seconds) if counts else least[together]
+            trial.decide(least[True], least[False])
+        if done == len(values):
             return done
-        return done + self._timed(trial, first + done, values[done:], trial.together)
+        did, seconds = self._timed(first + done, values[done:], trial.together)
+        trial.note(did, seconds)
+        return done + did
 
     def watch(self, names: Collection[str], largest: float) -> bool:
         if any(self._sources[name].dtype.kind != "f" for name in names):
@@ -124,11 +135,11 @@ class NativeFeed(Feed):
         ROW_POINTERS.write(self._binding.row_pointers, data=self._indexed_data)
         PREFETCH.write(self._binding.prefetch, **self._prefetched)
 
-    def _timed(self, trial: ThreadTrial, first: int, values: np.ndarray, together: bool) -> int:
+    def _timed(self, first: int, values: np.ndarray, together: bool) -> tuple[int, float]:
+        """The number of steps of a run, and its seconds."""
         start = time.perf_counter()
         done = self._run(first, values, together)
-        trial.note(together, done, time.perf_counter() - start)
-        return done
+        return done, time.perf_counter() - start
 
     def _run(self, first: int, values: np.ndarray, together: bool) -> int:
         binding, job = self._binding, self._job_address

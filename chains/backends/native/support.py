@@ -8,13 +8,17 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from chains.backends.base import cannot_run
+from chains.backends.native.llvm.vectormath import ELEMENTARY
 from chains.backends.native.operations import record_of, refusal
-from chains.program.operations import MatMul
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation
 from chains.program.program import Program
 
 MIN_GATHERED_WEIGHTS = 1 << 20  # of a product that is worth a separate plan
 MIN_GATHERED_SAMPLES = 32  # fewer are a few tiles
 MAX_GATHERED_BYTES = 256 << 20  # of what has to be kept for the whole batch
+MAX_STRAIGHT_MULTIPLY_ADDS = 8 << 10  # of one sample, whose code is written out
+MAX_STRAIGHT_PRODUCTS = 16
+MAX_STRAIGHT_FUNCTIONS, MAX_STRAIGHT_ELEMENTS = 1 << 10, 4 << 10  # elementary functions of one sample, elements of results
 T = TypeVar("T")
 
 
@@ -44,6 +48,32 @@ def gathers(program: Program, batch: int | None) -> bool:
     The intermediates of the operations on images are then kept for all samples, so the batch must not be too large.
     """
     return batch is not None and MIN_GATHERED_SAMPLES <= batch <= _max_gathered(program)
+
+
+@per_program
+def is_straight(program: Program) -> bool:
+    """Whether one sample has separate code (`llvm/straight.py`): few products with weights and maps, all written out.
+
+    With as few operations, results wait for one another, and for memory, longer than the processor computes.
+    """
+    operations = program.operations
+    if not all(isinstance(each, (Copy, Fill, Map, MatMul)) and all(out.batched for out in each.outs) for each in operations):
+        return False
+    products = [each for each in operations if isinstance(each, MatMul)]
+    if not 0 < len(products) <= MAX_STRAIGHT_PRODUCTS:
+        return False
+    if any(each.ins[1].batched or each.ins[1].strides[1] != 1 for each in products):
+        return False
+    elements = sum(out.sample_size for each in operations for out in each.outs)
+    few = elements <= MAX_STRAIGHT_ELEMENTS and sum(map(_functions, operations)) <= MAX_STRAIGHT_FUNCTIONS
+    return few and program.flops() <= 2 * MAX_STRAIGHT_MULTIPLY_ADDS
+
+
+def _functions(operation: Operation) -> int:
+    """The elementary functions of a map, of one sample."""
+    if not isinstance(operation, Map):
+        return 0
+    return operation.outs[0].sample_size * sum(each.operation in ELEMENTARY for each in operation.formula.instructions)
 
 
 @per_program

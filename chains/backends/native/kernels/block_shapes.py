@@ -70,6 +70,7 @@ class BlockShapes:
     matmul: Panels
     matmul_small_tiles: Panels  # for tiles with as many samples as a vector has lanes; the rows divide the lanes
     matmul_sums: Panels
+    matmul_updates: Panels  # sums with an optimiser's step: of smaller blocks, stores overlap with the next block's products
     sums_by_rows: int  # bytes of a sum over the samples of a small tile from which on its blocks go row by row
     matmul_narrow: Block  # products of few columns: rows computed together, and vectors of sums in flight
     gemm: Gemm
@@ -89,6 +90,7 @@ SHAPES = {
         matmul=Panels((12, 12, 8, 6)),
         matmul_small_tiles=Panels((16, 8, 8)),
         matmul_sums=Panels((12, 12, 8, 6)),
+        matmul_updates=Panels((12, 8, 8, 6)),
         sums_by_rows=256 << 10,
         matmul_narrow=Block(rows=8, vectors=8),
         gemm=Gemm(rows=12, vectors=2),
@@ -104,6 +106,7 @@ SHAPES = {
         matmul=Panels((12, 6)),
         matmul_small_tiles=Panels((4, 4)),
         matmul_sums=Panels((12, 5)),
+        matmul_updates=Panels((12, 5)),
         sums_by_rows=32 << 10,
         matmul_narrow=Block(rows=8, vectors=4),
         gemm=Gemm(rows=6, vectors=2),

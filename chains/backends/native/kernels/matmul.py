@@ -29,6 +29,7 @@ from functools import partial
 from typing import NamedTuple
 
 from chains.backends.native.kernels.elementwise import Frame, horizontal, lower_map, step_through
+from chains.backends.native.kernels.matmul_row import is_folded, lower_folded_row
 from chains.backends.native.kernels.matmul_shared import call_rows_block, call_sums_block, shares_blocks
 from chains.backends.native.kernels.products import (
     FusedProduct,
@@ -40,8 +41,9 @@ from chains.backends.native.kernels.products import (
     store_block,
 )
 from chains.backends.native.kernels.samples import prefetch_lines, prefetch_row, reads_samples
-from chains.backends.native.llvm.emit import Type, Value, integer, lanes_of, number, real_type
+from chains.backends.native.llvm.emit import Type, Value, integer, known_number, lanes_of, number, real_type
 from chains.backends.native.llvm.loops import (
+    ADDITIONS_IN_FLIGHT,
     Step,
     accumulate,
     accumulators_for,
@@ -90,9 +92,14 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
     if not product.padded and is_dots(product, frame.lanes):
         _dot_rows(frame, product)
         return
+    if f.waits and is_folded(frame, product):
+        lower_folded_row(frame, product)
+        return
     lanes = frame.lanes if out.strides[1] == 1 and (product.b.strides[1] == 1 or product.padded) else 1
     vectors = -(-columns // lanes)
     height, panel = frame.shapes.matmul.block(vectors)
+    if f.waits and known_number(frame.extent(out.shape[0])) == 1:
+        height, panel = 1, -(-vectors // -(-vectors // ADDITIONS_IN_FLIGHT))
     if frame.small_tiles:
         height, panel = frame.shapes.matmul_small_tiles.block(vectors)
         height = min(frame.lanes, height)
@@ -163,7 +170,7 @@ def _block(frame: Frame, product: FusedProduct, block: ResultBlock, part: _Part)
 
     width = block.size
     # With few sums, additions would wait for one another, so each sum gets several accumulators.
-    accumulators = min(inner, accumulators_for(width))
+    accumulators = min(inner, accumulators_for(width, f.waits))
     start = [number(type, 0.0)] * (width * accumulators)
     if part.split:
         start[:width] = _earlier(frame, out, block, part)
@@ -360,7 +367,7 @@ def _sum(frame: Frame, product: FusedProduct, begin: Value, count: Value) -> Non
     lanes = frame.lanes if product.b.strides[1] == 1 else 1
     vectors = -(-columns // lanes)
     prefetch = reads_samples(product.a)
-    height, panel = frame.shapes.matmul_sums.block(vectors)
+    height, panel = (frame.shapes.matmul_updates if product.maps else frame.shapes.matmul_sums).block(vectors)
     height = min(rows, height)
 
     def block(i: Value, size: int, column: Value, masks: list[Value | None]) -> None:

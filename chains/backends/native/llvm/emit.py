@@ -99,7 +99,7 @@ def integer(value: int) -> Value:
     return Value(str(value), I64)
 
 
-def _constant(value: Value) -> int | None:
+def known_number(value: Value) -> int | None:
     """The number that a value is, if it is known."""
     return None if isinstance(value, Offset) or not value.text.lstrip("-").isdigit() else int(value.text)
 
@@ -107,7 +107,7 @@ def _constant(value: Value) -> int | None:
 def _constant_last(a: Value, b: Value | int) -> tuple[Value, Value]:
     """Two operands in an order in which a known number comes last."""
     b = b if isinstance(b, Value) else integer(b)
-    return (a, b) if _constant(a) is None else (b, a)
+    return (a, b) if known_number(a) is None else (b, a)
 
 
 def _parts(value: Value) -> tuple[Value, int]:
@@ -121,7 +121,12 @@ def lanes_of(mask: Value | None, lanes: int) -> int:
 
 
 class Function:
-    """A function being written. Methods append instructions and return their results."""
+    """A function being written. Methods append instructions and return their results.
+
+    A function `waits` if few of its instructions are independent: then sums in parts and short chains of operations are faster.
+    """
+
+    waits = False
 
     def __init__(
         self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void", *, apart: str = ""
@@ -204,7 +209,7 @@ class Function:
 
     def address(self, base: Value, index: Value, type: Type) -> Value:
         """`base` advanced by `index` elements."""
-        constant = _constant(index)
+        constant = known_number(index)
         if constant == 0:
             return base
         if isinstance(index, Offset):
@@ -221,8 +226,21 @@ class Function:
     def store(self, value: Value, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> None:
         if mask is None:
             self.line(f"store {value}, {pointer}, align {value.type.size * (value.type.lanes if aligned else 1)}")
+        elif self.module.splits_masks and (used := mask.text.count("i1 1")):
+            self._store_first(value, pointer, used)
         else:
             self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
+
+    def _store_first(self, value: Value, pointer: Value, used: int) -> None:
+        """Store the first `used` lanes in parts, whose lengths are powers of two."""
+        scalar, begin = Type(value.type.name), 0
+        while begin < used:
+            length = 1 << (used - begin).bit_length() - 1
+            lanes = ", ".join(f"i32 {k}" for k in range(begin, begin + length))
+            picked = f"shufflevector {value}, {value.type} poison, <{length} x i32> <{lanes}>"
+            part = self.assign(Type(value.type.name, length), picked if length > 1 else f"extractelement {value}, i64 {begin}")
+            self.store(part, self.address(pointer, integer(begin), scalar))
+            begin += length
 
     def splat(self, value: Value, lanes: int) -> Value:
         if lanes == 1:
@@ -247,7 +265,7 @@ class Function:
 
     def add(self, a: Value, b: Value | int) -> Value:
         a, b = _constant_last(a, b)
-        x, y = _constant(a), _constant(b)
+        x, y = known_number(a), known_number(b)
         if y is not None:
             return self._plus(a, y) if x is None else integer(x + y)
         (base, first), (other, second) = _parts(a), _parts(b)
@@ -261,7 +279,7 @@ class Function:
 
     def mul(self, a: Value, b: Value | int) -> Value:
         a, b = _constant_last(a, b)
-        x, y = _constant(a), _constant(b)
+        x, y = known_number(a), known_number(b)
         if y is not None and x is not None:
             return integer(x * y)
         if y == 1:
@@ -290,7 +308,7 @@ class Function:
 
     def quotient(self, a: Value, b: int) -> Value:
         """An integer divided by a factor that it has."""
-        known = _constant(a)
+        known = known_number(a)
         if b == 1:
             return a
         return integer(known // b) if known is not None else self._once(a.type, f"udiv exact {a}, {b}")
@@ -415,9 +433,14 @@ class Function:
 
 
 class Module:
-    """Functions and the declarations they need."""
+    """Functions and the declarations they need.
 
-    def __init__(self) -> None:
+    With `splits_masks`, the first lanes of vectors are stored in parts: AVX2's masked store takes about 15 cycles on AMD's
+    processors.
+    """
+
+    def __init__(self, *, splits_masks: bool = False) -> None:
+        self.splits_masks = splits_masks
         self._declarations: dict[str, str] = {}
         self._functions: list[str] = []
         self._shared: dict[str, str] = {}  # the names of tables and outlined functions, by their text

@@ -50,18 +50,19 @@ def code_name(processor: Processor, *parts: str) -> str:
 
 
 def machine_code(
-    text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False, small: bool = False
-) -> Code:
+    text: str, functions: Sequence[str], processor: Processor, *, vectorize: bool = False, small: bool = False,
+    straight: bool = False,
+) -> Code:  # fmt: skip
     """The machine code of a module, whose `functions` can be called. Modules of the same text share it.
 
-    `small` modules, which compute little, are compiled without strength reduction.
+    `small` modules, which compute little, are compiled without strength reduction. `straight` ones keep their order.
     """
-    name = code_name(processor, text, str(vectorize), str(small), *functions)
+    name = code_name(processor, text, str(vectorize), str(small), str(straight), *functions)
     with _locks["making"]:
         found = _known(name, functions, processor)
         if found is None:
             machine = processor.machine()
-            with strength_reduction(not (small and processor.is_x86)):
+            with strength_reduction(not (small and processor.is_x86)), scheduling(not straight):
                 code = machine.emit_object(optimised(text, machine, vectorize))
             files.store(name, code)
             found = _made[name] = Code(name, code, functions, processor, cached=False)
@@ -74,10 +75,10 @@ def known_code(name: str, functions: Sequence[str], processor: Processor) -> Cod
         return _known(name, functions, processor)
 
 
-def assembly(text: str, processor: Processor, small: bool) -> str:
+def assembly(text: str, processor: Processor, small: bool, straight: bool = False) -> str:
     """The processor's assembly of a module, for people to read."""
     machine = processor.machine()
-    with strength_reduction(not (small and processor.is_x86)):
+    with strength_reduction(not (small and processor.is_x86)), scheduling(not straight):
         return machine.emit_assembly(optimised(text, machine, vectorize=False))
 
 
@@ -88,13 +89,30 @@ def strength_reduction(wanted: bool) -> Iterator[None]:
     x86 adds two registers and a constant in an address, so most loops are as fast without. Long loops of multiply-adds are not:
     Intel's processors split those whose operand is at such an address.
     """
-    if not wanted:
-        llvm.set_option("chains", "-disable-lsr=true")
+    with _option("-disable-lsr=true", "-disable-lsr=false", set=not wanted):
+        yield
+
+
+@contextmanager
+def scheduling(wanted: bool) -> Iterator[None]:
+    """Whether LLVM orders the instructions of a block anew.
+
+    In a long block it computes one sum after another, and keeps what all of them read on the stack.
+    """
+    with _option("-enable-misched=false", "-enable-misched=true", set=not wanted):
+        yield
+
+
+@contextmanager
+def _option(during: str, after: str, set: bool) -> Iterator[None]:
+    """A setting of LLVM for a while, if it is to be `set`. It is the process's, and others may use LLVM."""
+    if set:
+        llvm.set_option("chains", during)
     try:
         yield
     finally:
-        if not wanted:
-            llvm.set_option("chains", "-disable-lsr=false")  # the option is the process's, and others may use LLVM
+        if set:
+            llvm.set_option("chains", after)
 
 
 def _known(name: str, functions: Sequence[str], processor: Processor) -> Code | None:

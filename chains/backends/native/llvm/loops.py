@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 from chains.backends.native.llvm.emit import Function, Value, integer, number
 
@@ -46,9 +46,9 @@ def row_blocks(f: Function, begin: Value, end: Value, sizes: Sequence[int], body
         begin, _ = f.loop(begin, f.add(end, 1 - size), size, step)
 
 
-def accumulators_for(sums: int) -> int:
-    """The number of accumulators for each of `sums` sums."""
-    return max(1, min(MAX_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
+def accumulators_for(sums: int, waits: bool = False) -> int:
+    """The number of accumulators for each of `sums` sums, in a function that `waits` or not."""
+    return max(1, min(ADDITIONS_IN_FLIGHT if waits else MAX_ACCUMULATORS, ADDITIONS_IN_FLIGHT // sums))
 
 
 def accumulate(
@@ -74,12 +74,19 @@ def accumulate(
 
 
 def combined(f: Function, accumulators: Sequence[Value], sums: int, combine: Combine | None = None) -> list[Value]:
-    """The sums: the first accumulator of each sum, combined with its second, and so on; by default they are added."""
+    """The sums: the first accumulator of each sum, combined with its second, and so on; by default they are added.
+
+    In a function that waits, neighbours are combined, then the results of these, and so on.
+    """
     combine = combine or partial(f.binary, "fadd")
-    result = list(accumulators[:sums])
-    for begin in range(sums, len(accumulators), sums):
-        result = [combine(x, y) for x, y in zip(result, accumulators[begin : begin + sums], strict=True)]
-    return result
+
+    def together(a: list[Value], b: list[Value]) -> list[Value]:
+        return [combine(x, y) for x, y in zip(a, b, strict=True)]
+
+    sets = [list(accumulators[k : k + sums]) for k in range(0, len(accumulators), sums)]
+    while f.waits and len(sets) > 2:
+        sets = [together(*sets[k : k + 2]) if k + 1 < len(sets) else sets[k] for k in range(0, len(sets), 2)]
+    return reduce(together, sets)
 
 
 def along_vectors(f: Function, length: int, lanes: int, step: MaskedStep, sums: Sequence[Value]) -> Sequence[Value]:

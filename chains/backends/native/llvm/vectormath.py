@@ -8,6 +8,7 @@ result, and tests hold them. NaN gives NaN, infinities give the limits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from chains.backends.native.llvm.emit import Function, Type, Value, number
 from chains.lowering.polynomials import COS, ERF_INNER, ERF_OUTER, EXP, LN2, LOG, PI_2, SIN, TANH
@@ -25,16 +26,27 @@ ERRORS = {
 }
 REDUCED = {"float": 8192.0, "double": 1e6}
 
+HORNER = 3  # terms up to which pairs of terms make no shorter chain
 AVX2_BYTES = 32
 AVX2_FLOATS = 8  # lanes for which moving signs has a separate port from sums and products
 
 
 def polynomial(f: Function, x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial with these coefficients, the highest power first."""
+    """The polynomial with these coefficients, the highest power first; by pairs of terms in a function that waits."""
+    if f.waits:
+        return _by_pairs(f, x, [number(x.type, each) for each in reversed(coefficients)])
     result = number(x.type, coefficients[0])
     for coefficient in coefficients[1:]:
         result = f.fma(result, x, number(x.type, coefficient))
     return result
+
+
+def _by_pairs(f: Function, x: Value, terms: Sequence[Value]) -> Value:
+    """The polynomial with these coefficients, the lowest power first (Estrin 1960)."""
+    if len(terms) <= HORNER:
+        return reduce(lambda result, term: f.fma(result, x, term), reversed(terms[:-1]), terms[-1])
+    pairs = [f.fma(terms[k + 1], x, terms[k]) if k + 1 < len(terms) else terms[k] for k in range(0, len(terms), 2)]
+    return _by_pairs(f, f.binary("fmul", x, x), pairs)
 
 
 def _is_constant(value: Value) -> bool:

@@ -196,9 +196,9 @@ class ExecutionPlan:
 
     `steps` are the rewritten operations, one per step, in an order in which they may run; `segments` are made of these
     steps. `parts` is the number of threads among which products are partitioned; with more than one, a tile is the whole
-    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A thread's table of
-    addresses holds, in order: the buffers of `table`, the thread's own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list
-    of rows.
+    batch. In a `gathered` plan of a network of images, products of very many weights see the whole batch. A `straight` plan
+    is for one sample (`llvm/straight.py`). A thread's table of addresses holds, in order: the buffers of `table`, the thread's
+    own sums, its `PREFETCH`, the `ROW_POINTERS`, and its list of rows.
     """
 
     program: Program
@@ -206,6 +206,7 @@ class ExecutionPlan:
     parts: int = 1
     gathered: bool = False
     max_scratch_bytes: int | None = None  # of the buffers of a tile, where small tiles can keep it
+    straight: bool = False  # for a batch of one sample, in straight code
     steps: tuple[PlanStep, ...] = ()
     laned: frozenset[Buffer] = frozenset()  # the buffers laid out in lanes: if there are any, all tiles have one size
     segments: tuple[Segment, ...] = ()
@@ -220,11 +221,11 @@ class ExecutionPlan:
     @classmethod
     def of(
         cls, program: Program, processor: Processor, parts: int = 1, gathered: bool = False,
-        max_scratch_bytes: int | None = None,
+        max_scratch_bytes: int | None = None, straight: bool = False,
     ) -> ExecutionPlan:  # fmt: skip
         """The plan of a program before the first pass."""
         steps = tuple(PlanStep(operation, origins=(position,)) for position, operation in enumerate(program.operations))
-        return cls(program, processor, parts, gathered, max_scratch_bytes, steps)
+        return cls(program, processor, parts, gathered, max_scratch_bytes, straight, steps)
 
     @property
     def lanes(self) -> int:

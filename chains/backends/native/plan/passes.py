@@ -55,15 +55,15 @@ def name_of(function: Pass) -> str:
 
 def plan_of(
     program: Program, processor: Processor, parts: int = 1, watch: Watch | None = None, gathered: bool = False,
-    max_scratch_bytes: int | None = None,
+    max_scratch_bytes: int | None = None, straight: bool = False,
 ) -> ExecutionPlan:  # fmt: skip
     """The plan of a program, with products partitioned among `parts` threads if that is worth it, `gathered` or not.
 
-    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. `watch` is called with the name of each
-    pass and the plan after it. Raises UnsupportedOperationError for a product that no
-    kernel can do.
+    Tiles are smaller where their buffers would take more than `max_scratch_bytes`. A `straight` plan is for one sample
+    (`is_straight`). `watch` is called with the name of each pass and the plan after it. Raises UnsupportedOperationError for a
+    product that no kernel can do.
     """
-    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes)
+    plan = ExecutionPlan.of(program, processor, parts, gathered, max_scratch_bytes, straight)
     for function in PASSES:
         plan = function(plan)
         if watch:

@@ -131,7 +131,7 @@ def moments(plan: ExecutionPlan) -> Iterator[tuple[int, PlanStep]]:
 
 def point_to_rows(plan: ExecutionPlan) -> ExecutionPlan:
     """Find the input whose large samples are read from the caller's data set without a copy."""
-    if plan.laned:
+    if plan.laned or plan.straight:
         return plan
     tiled = [o for segment in plan.segments for step in segment.tiled_steps for o in step.operations]
     others = [operation for step in plan.products for operation in step.operations]
