@@ -88,7 +88,18 @@ class Ratios:
         _save(axes, path)
 
 
-_POWERS = {-7: "0.1 µs", -6: "1 µs", -5: "10 µs", -4: "100 µs", -3: "1 ms", -2: "10 ms", -1: "100 ms", 0: "1 s", 1: "10 s"}
+_POWERS = {
+    -8: "10 ns",
+    -7: "0.1 µs",
+    -6: "1 µs",
+    -5: "10 µs",
+    -4: "100 µs",
+    -3: "1 ms",
+    -2: "10 ms",
+    -1: "100 ms",
+    0: "1 s",
+    1: "10 s",
+}
 _DENSE = ("matrix_exp_10000_step", "matrix_exp_200_step", "matrix_exp_1_step", "mnist_mlp_step")
 _MODES = {
     "chains native": "chains, native", "chains numpy": "chains, NumPy", "NumPy by hand": "NumPy by hand",

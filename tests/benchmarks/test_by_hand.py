@@ -18,6 +18,12 @@ from benchmarks.studies.by_hand.rows import ROWS
 from chains.backends.native.llvm.target import processor
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What is compiled, once for all rows."""
+    return tmp_path_factory.mktemp("by_hand")
+
+
 def builder(folder, libraries=()):
     if not shutil.which("gcc") or processor().kind not in ("avx2", "avx512"):
         pytest.skip("the programs need gcc and AVX2")
@@ -30,9 +36,9 @@ def test_every_source_has_a_row():
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("matrix_exp_10000")])
-def test_the_answers_agree(name, tmp_path):
+def test_the_answers_agree(name, folder):
     with chains.num_threads(1):
-        row = ROWS[name](builder(tmp_path))
+        row = ROWS[name](builder(folder))
         wanted = row.contestants[0].answer()
         answers = {each.name: each.answer() for each in row.contestants}
     for contestant, answer in answers.items():
@@ -40,12 +46,12 @@ def test_the_answers_agree(name, tmp_path):
 
 
 @pytest.mark.parametrize(("library", "name"), [("jax", "normal"), ("onnxruntime", "forward")])
-def test_other_libraries_compute_the_same(library, name, tmp_path, monkeypatch):
+def test_other_libraries_compute_the_same(library, name, folder, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", peers.ONE_THREAD)  # which is the process's
     if library not in peers.installed():
         pytest.skip(f"{library} is not installed")
     with chains.num_threads(1):
-        row = ROWS[name](builder(tmp_path, [library]))
+        row = ROWS[name](builder(folder, [library]))
         wanted = row.contestants[0].answer()
         found = [each for each in row.contestants if each.name.startswith(peers.LIBRARIES[library])]
         assert len(found) == 1
