@@ -126,7 +126,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """The quick tests, or the rest, one case after the other."""
+    """The quick tests, or the rest, one case after the other; programs that fall to NumPy fail where none should."""
     if has_choice(config):
         rest, quick = config.getoption("--rest"), config.stash.get(QUICK, {})
         left_out = [item for item in items if is_quick(item, quick) == rest]
@@ -134,6 +134,10 @@ def pytest_collection_modifyitems(config, items):
             config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_quick(item, quick) != rest]
     items[:] = selection.neighbours(items)
+    some = not config.getoption("--rest") and not config.getoption("--all-cases")
+    for item in items:
+        if some and selection.must_be_native(item.nodeid):
+            item.add_marker(pytest.mark.filterwarnings("error::chains.FallbackWarning"))
 
 
 def is_quick(item, quick: dict[str, set[str]]) -> bool:

@@ -23,6 +23,12 @@ import pytest
 
 from tests.harness import Case
 
+# Where every network of the quick cases on the backend "auto" runs in machine code. A program that falls to NumPy there, which
+# users see as a slow call alone, fails its test. Elsewhere are tests of what cannot be compiled.
+NATIVE = (
+    "tests/jets/", "tests/layers/", "tests/minimize/", "tests/network/", "tests/optimizers/", "tests/population/",
+    "tests/residuals/", "tests/sampling/", "tests/solving/", "tests/training/",
+)  # fmt: skip
 FEW = 2  # cases on native of a test without a mark
 LONG = 2.0  # seconds of processor time of a quick case, also if it compiles its programs
 SECONDS = "seconds of processor time"  # the name of what a report says about its case
@@ -90,6 +96,11 @@ def too_long(reports: Sequence[Any]) -> list[str]:
         for case, taken in seconds.items()
         if taken > LONG
     ]
+
+
+def must_be_native(test: str) -> bool:
+    """Whether the networks of a test, of this path and name, must run in machine code."""
+    return test.startswith(NATIVE)
 
 
 def neighbours(items: list[pytest.Item]) -> list[pytest.Item]:

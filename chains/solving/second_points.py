@@ -28,8 +28,8 @@ LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their d
 LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
 FURTHER = 8  # sets of further points that have to confirm a success
 MOST_GROWTH = 100.0  # from the start to the end, above which a solution that is not right is said to grow
-HELD_OUT = 10  # one of so many measurements
-FEWEST_MEASURED = 100  # of which some are held out
+HELD_OUT = 10  # one of so many points with data
+FEWEST_HELD = 100  # points of which some are held out
 BEHIND = 3.0  # the ratio of a condition's part of the loss to those of equations, above which it is left behind
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
@@ -128,7 +128,9 @@ def _fills(local: np.ndarray) -> bool:
 
 
 def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> list[np.ndarray | None]:
-    """For each term which of its points are measurements that are held out, (points,); None for the others.
+    """For each term which of its points are held out, (points,); None for terms that need no such points.
+
+    Terms with data cannot be looked at anywhere else. These are measurements, and equations with a coefficient at each point.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
     seed : int
         The seed of the choice.
     terms : collection of int
-        The terms that keep their points. Of these, equations and few measurements hold nothing out.
+        The terms that keep their points. Of these, terms without data and with few points hold nothing out.
     """
     rng = streams.generator("points", seed, 2)
     found: list[np.ndarray | None] = []
@@ -145,7 +147,7 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
         count = len(term.points)
         weights = np.broadcast_to(np.asarray(term.weight, np.float64), count)
         known = np.flatnonzero(weights)
-        if number not in terms or not _measured(problem, number) or len(known) < FEWEST_MEASURED:
+        if number not in terms or not term.data or len(known) < FEWEST_HELD:
             found.append(None)
             continue
         held = np.zeros(count, bool)
@@ -154,8 +156,8 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
     return found
 
 
-def measured_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> ResidualProblem:
-    """The problem with these measurements alone, and their weights scaled to the mean that all have."""
+def only_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> ResidualProblem:
+    """The problem with these points of terms alone, and their weights scaled to the mean that all have."""
     terms = []
     for term, rows in zip(problem.terms, kept, strict=True):
         if rows is not None:
@@ -223,13 +225,15 @@ class Judge:
         self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int,
         held: Sequence[np.ndarray | None] = (),
     ) -> None:  # fmt: skip
-        self.net, self.problem, self.held = net, problem, [k for k, rows in enumerate(held) if rows is not None]
+        self.net, self.problem = net, problem
         free = [k for k, pool in enumerate(candidates) if pool is None and not problem.terms[k].data]
         fresh = self.spread(free, seed, 1)
         pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
         self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
-        if self.held:
-            self.second = measured_at(self.second, held)
+        apart = [k for k, rows in enumerate(held) if rows is not None]
+        if apart:
+            self.second = only_at(self.second, held)
+        self.held = [k for k in apart if _measured(problem, k)]
         self.free, self.seed = [k for k in free if fresh[k] is not None], seed
         self.renewable = [k for k in self.free if not np.ndim(problem.terms[k].weight)]
         self.scales = problem.guessed_scales()

@@ -27,7 +27,7 @@ from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
 from chains.solving.causal import CausalWeights, time_axis
-from chains.solving.second_points import Judge, Verdict, held_out, measured_at
+from chains.solving.second_points import Judge, Verdict, held_out, only_at
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
@@ -224,7 +224,7 @@ class _Run:
         pools, whole = self._pools(0), problem
         held = held_out(problem, seed, [k for k, pool in enumerate(pools) if pool is None])
         if any(rows is not None for rows in held):
-            self.problem = problem = measured_at(whole, [None if rows is None else ~rows for rows in held])
+            self.problem = problem = only_at(whole, [None if rows is None else ~rows for rows in held])
         self.solution, self.start, self.p, self.at = Solution(p, problem), p.copy(), p, problem
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None

@@ -5,7 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chains import GRU, LSTM, RNN, Adam, Chain, Dense, Residual, SquaredLoss, relu, sigmoid, softplus, tanh
+from chains import (
+    GRU,
+    LSTM,
+    RNN,
+    Adam,
+    Chain,
+    Dense,
+    LayerNorm,
+    Residual,
+    Softmax,
+    SquaredLoss,
+    relu,
+    sigmoid,
+    softplus,
+    tanh,
+)  # fmt: skip
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
 from chains.network.network import network_of
@@ -38,6 +53,8 @@ NETWORKS = {  # lengths around those of vectors, columns that fold and columns t
     "eight columns": Chain(Dense(16, 32, sigmoid), Dense(32, 8, tanh), Dense(8, 1)),
     "parts of vectors": Chain(Dense(2, 5, tanh), Dense(5, 21, softplus), Dense(21, 37, tanh), Dense(37, 3)),
     "wide": Chain(Dense(5, 150, tanh, bias=False), Dense(150, 9)),
+    "norms": Chain(Dense(5, 20), LayerNorm(20), Dense(20, 21, tanh), LayerNorm(21), Dense(21, 7), Softmax()),
+    "many layers": Chain(Dense(2, 5, tanh), *(Dense(5, 5, tanh) for _ in range(13)), Dense(5, 3)),
     "residual": Chain(Dense(3, 7), Residual(Dense(7, 12, "gelu"), Dense(12, 7)), Dense(7, 33, "sin")),
 }
 STREAMS = {

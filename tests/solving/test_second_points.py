@@ -9,7 +9,7 @@ import pytest
 
 from chains import Chain, Dense, ResidualProblem, Term, solve, tanh
 from chains.solving.growth import growth
-from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, measured_at
+from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, only_at
 
 NONE = np.empty((0, 2))
 
@@ -116,10 +116,12 @@ def test_growth_from_the_start_is_that_of_the_linear_equations(outputs, equation
     start = (
         [Term(lambda n: n - 10.0, np.zeros((1, 1)))] if outputs == "n" else [Term(lambda a, b: (a - 10.0, b), np.zeros((1, 1)))]
     )
-    problem = ResidualProblem(("t",), tuple(outputs), [equation, *start], scales={})
-    net = Chain(Dense(1, len(outputs)))
-    p = np.zeros(net.n_params)  # the outputs are their offsets, those of the start
-    assert growth(net, p, problem) == pytest.approx(wanted, rel=1e-4)
+    measured = Term(lambda k: k - 1.0, np.full((3, 1), 5.0), data={"k": np.ones(3)})  # data of another term changes nothing
+    for terms in ([equation, *start], [equation, *start, measured]):
+        problem = ResidualProblem(("t",), tuple(outputs), terms, scales={})
+        net = Chain(Dense(1, len(outputs)))
+        p = np.zeros(net.n_params)  # the outputs are their offsets, those of the start
+        assert growth(net, p, problem) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_solution_that_grows_and_is_not_right_names_the_remedy():
@@ -160,19 +162,34 @@ def measured(count, noise=0.0):
     return ResidualProblem(("x",), ("u", "a"), terms)
 
 
-def test_a_tenth_of_many_measurements_is_held_out():
+def test_a_tenth_of_many_points_with_data_is_held_out():
     problem = measured(400)
     equation, held = held_out(problem, 0, [0, 1])
     assert equation is None
     assert held.sum() == 20
     assert not held[200:].any()  # of weight 0
     for rows in (held, ~held):
-        part = measured_at(problem, [None, rows])
+        part = only_at(problem, [None, rows])
         np.testing.assert_array_equal(np.flatnonzero(part.t[400:, 1]), np.flatnonzero(rows[:200]))
         np.testing.assert_allclose(part.t[:, :2].sum(axis=0), problem.t[:, :2].sum(axis=0), rtol=1e-12)
-        np.testing.assert_array_equal(part.t[:400], problem.t[:400])
+        np.testing.assert_array_equal(part.t[:400, :2], problem.t[:400, :2])
     assert held_out(measured(198), 0, [0, 1]) == [None, None]  # 99 measurements
     assert held_out(problem, 0, [0]) == [None, None]
+
+
+def test_equations_with_data_are_looked_at_where_they_were_not_trained():
+    """The network fits u'' = f at the points of training, and f has a jump elsewhere."""
+    x = np.linspace(0.0, 1.0, 200)[:, None]
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, f: u.x - f, x, data={"f": np.ones(200)})])
+    held = held_out(problem, 0, [0])
+    term = replace(problem.terms[0], data={"f": np.where(held[0], 3.0, 1.0)})
+    judge = Judge(Chain(Dense(1, 1)), np.array([1.0, 0.0]), problem.with_terms([term]), [None], 0, held)
+    verdict = judge.look(np.array([1.0, 0.0]), only_at(problem, [~held[0]]))
+    assert verdict.terms[0] == pytest.approx(0.0, abs=1e-12)
+    assert verdict.second[0] == pytest.approx(4.0)
+    assert verdict.differing == [0]
+    assert not verdict.success
+    assert verdict.unseen == 0.0  # no measurements
 
 
 def test_unseen_measurements_have_their_own_loss():
@@ -182,7 +199,7 @@ def test_unseen_measurements_have_their_own_loss():
     held = held_out(problem, 0, [0, 1])
     judge = Judge(net, p, problem, [None, None], 0, held)
     squares = 0.01 * np.random.default_rng(0).normal(size=400) ** 2  # of the noise
-    verdict = judge.look(p, measured_at(problem, [None, ~held[1]]))
+    verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
     assert verdict.unseen == pytest.approx(squares[held[1]].mean(), rel=1e-12)
     exact = Judge(net, p, measured(400), [None, None], 0, held).look(p, problem)
     assert 0.0 < exact.unseen < 1e-5  # not zero, so that small differences between small losses do not count

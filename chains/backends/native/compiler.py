@@ -120,7 +120,10 @@ class Compiler:
         def begin(buffer: Buffer, element: Type) -> Value:
             offset = plan.offset(buffer)
             if offset is not None:
-                return f.address(scratch, integer(offset), Type("i8"))
+                place = f.address(scratch, integer(offset), Type("i8"))
+                if plan.has_single_loops:
+                    f.region(place)
+                return place
             pointer = self._word(f, positions[buffer])
             return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
 
@@ -211,10 +214,18 @@ class Compiler:
                 one = frame.f.compare("eq", frame.count, integer(1))
                 alone = frame.f.binary("and", one, frame.whole or FALSE)
                 frame.f.when(alone, partial(self._alone, step, frame), partial(self._steps, [replace(step, alone=())], frame))
+            elif step.single:
+                one = frame.f.compare("eq", frame.count, integer(1))
+                frame.f.when(one, partial(self._single, step, frame), partial(lower, frame, step))
             elif step.likeness:
                 self.outlines.call(frame, step.likeness, step.operation.name, partial(lower, step=step))
             else:
                 lower(frame, step)
+
+    def _single(self, step: PlanStep, frame: Frame) -> None:
+        """Write a step for one sample: its code finds in registers what it has stored just before."""
+        one = replace(frame, count=integer(1), call_alike=None)
+        frame.f.forwarded(lambda: lower(one, step))
 
     def _alone(self, step: PlanStep, frame: Frame) -> None:
         """Write the maps that take the place of a product where the batch is one sample."""

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from chains.backends.base import cannot_run
 from chains.backends.native.llvm.vectormath import ELEMENTARY
 from chains.backends.native.operations import record_of, refusal
-from chains.program.operations import Copy, Fill, Map, MatMul, Operation
+from chains.program.operations import Copy, Fill, Map, MatMul, Operation, Reduce
 from chains.program.program import Program
 
 MIN_GATHERED_WEIGHTS = 1 << 20  # of a product that is worth a separate plan
@@ -52,12 +52,14 @@ def gathers(program: Program, batch: int | None) -> bool:
 
 @per_program
 def is_straight(program: Program) -> bool:
-    """Whether one sample has separate code (`llvm/straight.py`): few products with weights and maps, all written out.
+    """Whether one sample has separate code (`llvm/straight.py`): few products with weights, maps and sums, all written out.
 
     With as few operations, results wait for one another, and for memory, longer than the processor computes.
     """
     operations = program.operations
-    if not all(isinstance(each, (Copy, Fill, Map, MatMul)) and all(out.batched for out in each.outs) for each in operations):
+    if not all(
+        isinstance(each, (Copy, Fill, Map, MatMul, Reduce)) and all(out.batched for out in each.outs) for each in operations
+    ):
         return False
     products = [each for each in operations if isinstance(each, MatMul)]
     if not 0 < len(products) <= MAX_STRAIGHT_PRODUCTS:

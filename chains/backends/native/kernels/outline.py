@@ -74,7 +74,7 @@ class Outlines:
             self._functions[key] = _outlined(frame, likeness, f"{hint}_alike_{len(self._functions)}", write)
         function = self._functions[key]
         arguments = _arguments(frame, likeness, function.prototype)
-        frame.f.line(f"call void @{function.name}({', '.join(str(arguments[k]) for k in function.taken)})")
+        frame.f.invoke(function.name, None, *(arguments[k] for k in function.taken))
 
 
 def _outlined(frame: Frame, likeness: Likeness, name: str, write: Callable[[Frame], None]) -> _Outlined:

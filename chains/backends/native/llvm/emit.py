@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chains.backends.native.llvm.forwarding import Place, Stored
 from chains.support.caching import lazy
 
 
@@ -47,6 +49,8 @@ class Type:
 
 
 I32, I64, PTR = Type("i32"), Type("i64"), Type("ptr")
+OF_INTEGERS: dict[str, Callable[[int, int], int]] = {"and": operator.and_, "sub": operator.sub}
+OF_ORDER: dict[str, Callable[[int, int], bool]] = {"sgt": operator.gt, "slt": operator.lt, "eq": operator.eq, "ne": operator.ne}
 FLUSH_BITS = 0x8040  # of MXCSR: results below the smallest normal number are zero (FTZ), and so are such operands (DAZ)
 
 
@@ -77,6 +81,19 @@ class Offset(Value):
         return self.function._once(self.type, f"add {self.base}, {self.constant}").text
 
 
+class Lane(Value):
+    """A number in a lane of a vector, which is moved out only if it is used by itself."""
+
+    __slots__ = ("function", "lane", "vector")
+
+    def __init__(self, function: Function, vector: Value, lane: int) -> None:
+        self.function, self.vector, self.lane, self.type = function, vector, lane, Type(vector.type.name)
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return self.function._once(self.type, f"extractelement {self.vector}, i64 {self.lane}").text
+
+
 # The body of a loop: the number of the step and the carried values give the next carried values.
 LoopBody = Callable[[Value, list[Value]], Sequence[Value] | None]
 
@@ -102,6 +119,13 @@ def integer(value: int) -> Value:
 def known_number(value: Value) -> int | None:
     """The number that a value is, if it is known."""
     return None if isinstance(value, Offset) or not value.text.lstrip("-").isdigit() else int(value.text)
+
+
+def _lanes_of(type: Type, mask: Value | None) -> int | None:
+    """The number of lanes that a constant mask of the first lanes leaves; None for a mask that is not constant."""
+    if mask is None or mask.text.startswith("splat"):
+        return type.lanes
+    return mask.text.count("i1 1") if mask.text.startswith("<") else None
 
 
 def _constant_last(a: Value, b: Value | int) -> tuple[Value, Value]:
@@ -139,6 +163,8 @@ class Function:
         self._known: dict[str, Value] = {}  # the values of integer instructions that have run before this place, by their text
         self._count = 0
         self._block = "entry"
+        self._regions: dict[str, Place] = {}  # of addresses in the regions of memory that are told apart
+        self._written: Stored | None = None  # what the present block has stored there, if loads are to find it
 
     # Instructions
 
@@ -158,10 +184,22 @@ class Function:
 
     def binary(self, operation: str, a: Value, b: Value) -> Value:
         """An arithmetic instruction; multiplications and additions of floats may be contracted."""
+        if operation in OF_INTEGERS and (known := self._known_pair(a, b)):
+            return integer(OF_INTEGERS[operation](*known))
         flags = " contract" if operation in ("fadd", "fsub", "fmul") else ""
-        return self.assign(a.type, f"{operation}{flags} {a}, {b.text}")
+        result = self.assign(a.type, f"{operation}{flags} {a}, {b.text}")
+        if self._written is not None and operation == "fmul":
+            self._written.products.add(result.text)
+        return result
+
+    def _known_pair(self, a: Value, b: Value) -> tuple[int, int] | None:
+        """Two integers that are known while this code is written, where loops and branches are left out by such numbers."""
+        x, y = (None, None) if self._written is None or a.type != I64 else (known_number(a), known_number(b))
+        return None if x is None or y is None else (x, y)
 
     def compare(self, condition: str, a: Value, b: Value) -> Value:
+        if condition in OF_ORDER and (known := self._known_pair(a, b)):
+            return Value("true" if OF_ORDER[condition](*known) else "false", Type("i1"))
         kind = "fcmp" if a.type.is_float else "icmp"
         return self.assign(a.type.of("i1"), f"{kind} {condition} {a}, {b.text}")
 
@@ -188,6 +226,8 @@ class Function:
         """Call a function of the module by its name, or any function by its address."""
         name = f"@{function}" if isinstance(function, str) else function.text
         text = f"call {result or 'void'} {name}({', '.join(map(str, operands))})"
+        if self._written is not None and (not name.startswith("@llvm.") or name.startswith("@llvm.mem")):
+            self._written.clear()
         if result is None:
             self.line(text)
             return Value("", I64)
@@ -214,10 +254,50 @@ class Function:
             return base
         if isinstance(index, Offset):
             base, index = self.address(base, index.base, type), integer(index.constant)
-        return self._once(PTR, f"getelementptr {type.name}, {base}, {index}")
+            constant = known_number(index)
+        result = self._once(PTR, f"getelementptr {type.name}, {base}, {index}")
+        if place := self._regions.get(base.text):
+            self._regions[result.text] = (
+                place.after(constant * type.size) if constant is not None else place.somewhere(result.text)
+            )
+        return result
+
+    def region(self, pointer: Value) -> None:
+        """Tell the memory from this address on apart from all other memory that the function stores to."""
+        self._regions[pointer.text] = Place(pointer.text, "", 0)
+
+    def forwarded(self, write: Callable[[], object]) -> None:
+        """Write code whose loads take from registers what the same block has stored in known regions.
+
+        Comparisons of known integers, and loops of one step, leave no blocks there.
+        """
+        before, self._written = self._written, Stored()
+        write()
+        self._written = before
+
+    def _from_registers(self, type: Type, pointer: Value, mask: Value | None) -> Value | None:
+        """What a load would find, if all of it is in one register."""
+        place, used = self._regions.get(pointer.text), _lanes_of(type, mask)
+        found = self._written.find(place, type, used) if self._written and place and used else None
+        if found is None:
+            return None
+        vector, lanes = found
+        if self._written and vector.text in self._written.products:  # not to be contracted with an addition of the reader
+            vector = self.intrinsic("arithmetic.fence", vector)
+        if type.lanes == 1:
+            return vector if vector.type.lanes == 1 else Lane(self, vector, lanes[0])
+        if vector.type.lanes == 1:
+            return self.assign(type, f"insertelement {type} zeroinitializer, {vector}, i64 0")
+        if vector.type == type and lanes == list(range(type.lanes)):
+            return vector
+        zeros = [vector.type.lanes] * (type.lanes - len(lanes))  # outside the mask
+        text = ", ".join(f"i32 {lane}" for lane in [*lanes, *zeros])
+        return self.assign(type, f"shufflevector {vector}, {vector.type} zeroinitializer, <{type.lanes} x i32> <{text}>")
 
     def load(self, type: Type, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> Value:
         """The value at an address, which is a multiple of its whole size if it is `aligned`."""
+        if self._written is not None and (found := self._from_registers(type, pointer, mask)):
+            return found
         if mask is None:
             return self.assign(type, f"load {type}, {pointer}, align {type.size * (type.lanes if aligned else 1)}")
         zero = Value("zeroinitializer", type)
@@ -230,6 +310,8 @@ class Function:
             self._store_first(value, pointer, used)
         else:
             self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
+        if self._written is not None and (place := self._regions.get(pointer.text)):
+            self._written.store(place, value, _lanes_of(value.type, mask))
 
     def _store_first(self, value: Value, pointer: Value, used: int) -> None:
         """Store the first `used` lanes in parts, whose lengths are powers of two."""
@@ -246,6 +328,9 @@ class Function:
         if lanes == 1:
             return value
         type = Type(value.type.name, lanes)
+        if isinstance(value, Lane):
+            text = ", ".join([f"i32 {value.lane}"] * lanes)
+            return self.assign(type, f"shufflevector {value.vector}, {value.vector.type} poison, <{lanes} x i32> <{text}>")
         first = self.assign(type, f"insertelement {type} poison, {value}, i64 0")
         return self.assign(type, f"shufflevector {first}, {type} poison, <{lanes} x i32> zeroinitializer")
 
@@ -257,6 +342,8 @@ class Function:
 
     def first_lanes(self, lanes: int, count: Value) -> Value:
         """A mask of the first `count` lanes, where `count` is known only when the program runs."""
+        if known := self._known_pair(count, integer(lanes)):
+            return self.lane_mask(lanes, known[0]) or Value("splat (i1 true)", Type("i1", lanes))
         type = Type("i64", lanes)
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(lanes)) + ">", type)
         return self.compare("ult", iota, self.splat(count, lanes))
@@ -299,6 +386,8 @@ class Function:
         self._lines.append(f"{label}:")
         self._block = label
         self._known = dict(known or {})
+        if self._written is not None:
+            self._written.clear()
 
     def jump(self, label: str) -> None:
         self.line(f"br label %{label}")
@@ -320,6 +409,11 @@ class Function:
 
         Returns the final i (the first value not below `stop`) and the carried values.
         """
+        bounds = self._known_pair(start, stop)
+        if bounds and isinstance(step, int) and bounds[1] <= bounds[0] + step:
+            if bounds[1] <= bounds[0]:
+                return start, list(carried)
+            return integer(bounds[0] + step), list(body(start, list(carried)) or ())
         head, inside, after = self.label("head"), self.label("body"), self.label("after")
         start, stop, *carried = (Value(value.text, value.type) for value in (start, stop, *carried))
         entered, known = self._block, self._known
@@ -388,6 +482,10 @@ class Function:
 
     def when(self, condition: Value, then: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
         """Run `then` if the condition holds, else `otherwise`."""
+        if self._written is not None and condition.text in ("true", "false"):
+            if side := then if condition.text == "true" else otherwise:
+                side()
+            return
         yes, no, after = self.label("then"), self.label("else"), self.label("after")
         self.branch(condition, yes, no if otherwise else after)
         known = self._known

@@ -43,7 +43,7 @@ class PlanStep:
     program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
     `fused_product` describes a product with its maps. A step is `continued` if it adds to a sum over the samples that an
     earlier step of its tile has begun. Steps of equal `likeness` share code; `packing_likeness` says the same of the code
-    that copies a step's weights. `body` are the steps of a loop.
+    that copies a step's weights. `body` are the steps of a loop. A `single` loop also has code for a tile of one sample.
     """
 
     operation: Operation
@@ -59,6 +59,7 @@ class PlanStep:
     likeness: Likeness | None = None
     packing_likeness: Likeness | None = None
     body: tuple[PlanStep, ...] = ()
+    single: bool = False
 
     @property
     def all(self) -> Iterator[PlanStep]:
@@ -245,6 +246,11 @@ class ExecutionPlan:
         return loops and self.processor.is_x86
 
     # Steps of the segments
+
+    @cached_property
+    def has_single_loops(self) -> bool:
+        """Whether some loops have code of their own for one sample."""
+        return any(step.single for segment in self.segments for step in segment.tiled_steps)
 
     @property
     def products(self) -> Iterator[PlanStep]:

@@ -69,6 +69,8 @@ def cut_into_segments(plan: ExecutionPlan) -> ExecutionPlan:
             draft.tiled[-1] = fused
             draft.read |= {view.buffer for view in operation.ins if not view.batched}
     segments = tuple(draft.finished() for draft in drafts)
+    if plan.straight:  # a sample's numbers stay in registers within a function
+        segments = tuple(replace(each, tiled=(Work(each.tiled_steps),)) for each in segments)
     return replace(plan, segments=segments, whole=_crossing(segments))
 
 
