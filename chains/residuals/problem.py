@@ -317,15 +317,18 @@ def _arrays(terms: Sequence[Term], coordinates: int, data: tuple[str, ...]) -> t
     points = [_points(term, coordinates, label) for label, term in zip(labels, terms, strict=True)]
     total = sum(map(len, points))
     t = np.zeros((total, len(terms) + len(data)))
-    begin = 0
+    begin, known = 0, set[str]()
     for number, (term, own) in enumerate(zip(terms, points, strict=True)):
         rows = slice(begin, begin + len(own))
         weights = _weights(term.weight, len(own), labels[number])
         t[rows, number] = weights * total / len(own)
         for name, values in (term.data or {}).items():
-            column = _values(name, values, len(own), labels[number])
+            column, position = _values(name, values, len(own), labels[number]), len(terms) + data.index(name)
             kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
-            t[rows, len(terms) + data.index(name)] = np.where(weights == 0, kept, column)
+            if name not in known:  # all formulas run at all points, so those of other terms get a number that is fine
+                t[:, position] = kept
+                known.add(name)
+            t[rows, position] = np.where(weights == 0, kept, column)
         begin = rows.stop
     return np.concatenate(points), t
 

@@ -7,10 +7,7 @@ quick tests that reach it, some of its room first, and the rest's if those pass.
 the seed and itself, so that parts of a campaign can run on several machines: ``--first 100 --count 50``, or ``--rooms layers``.
 The rooms have mutants in proportion to their lines. Give it a copy of the sources that does not change while it runs.
 
-Of the first 114 mutants of seed 0 (2026-11-28), the quick tests found 85. Of the other 29, two guards of `program/hoist.py` and
-the intervals of `ChainRegressor` have had quick tests since then (four mutants), one of `testing/conformance.py` is found by
-the rest, and seven are the same program for every input: numbers 3, 14, 30, 31, 32, 48 and 109, whose condition is gone. Three
-were found by tests that the map of that day did not name (41, 68 and 105). Quick tests find the other 14 since then.
+`tests/campaign/README.md` has what was found.
 """
 
 from __future__ import annotations
