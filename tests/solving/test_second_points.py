@@ -214,3 +214,43 @@ def test_conditions_that_are_left_behind_are_found(slope, wanted):
     p = np.array([slope, 0.3])
     judge = Judge(Chain(Dense(1, 1)), p, problem, [None, None], 0)
     assert judge.behind(judge.look(p, problem)) == wanted
+
+
+def test_a_coarse_equation_is_no_success():
+    """The network has no residual at nine points, and between them nothing is known."""
+    for count, candidates, wanted in [(9, None, False), (9, np.linspace(0.0, 1.0, 40)[:, None], True), (10, None, True)]:
+        start = Term(lambda u: u, np.zeros((1, 1)))
+        problem = ResidualProblem(("x",), ("u",), [Term(lambda u: u.x - 1.0, np.linspace(0.0, 1.0, count)[:, None]), start])
+        p = np.array([1.0, 0.0])
+        verdict = Judge(Chain(Dense(1, 1)), p, problem, [candidates, None], 0).look(p, problem)
+        assert verdict.success == wanted
+        assert ("too few points" in verdict.sentence()) != wanted
+
+
+def test_measurements_alone_are_no_success():
+    x = np.linspace(0.0, 1.0, 200)[:, None]
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, seen: u - seen, x, data={"seen": x[:, 0]})])
+    p = np.array([1.0, 0.0])
+    verdict = Judge(Chain(Dense(1, 1)), p, problem, [None], 0, held_out(problem, 0, [0])).look(p, problem)
+    assert not verdict.success
+    assert "measurements alone" in verdict.sentence()
+
+
+def test_noise_is_no_want_of_points():
+    """The equation is wrong; measurements are fitted at their points and not between them."""
+    problem = measured(400)
+    held = held_out(problem, 0, [0, 1])
+    noisy = replace(problem.terms[1], data={"seen": np.where(held[1], 9.0, np.linspace(0.0, 1.0, 400))})
+    p = np.array([1.0, 0.0, 0.0, 2.0])  # u = x, a = 2
+    judge = Judge(Chain(Dense(1, 2)), p, problem.with_terms([problem.terms[0], noisy]), [None, None], 0, held)
+    verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
+    assert verdict.second[1] > 1e9 * verdict.terms[1]
+    assert "of its size" in verdict.sentence()
+
+
+def test_a_term_without_weight_is_looked_at_in_silence():
+    term = Term(lambda u: u.x, np.linspace(0.0, 1.0, 30)[:, None])
+    other = Term(lambda u: u.xx - 1.0, term.points, weight=np.zeros(30))
+    problem = ResidualProblem(("x",), ("u",), [term, other])
+    p = np.zeros(2)
+    assert Judge(Chain(Dense(1, 1)), p, problem, [None, None], 0).look(p, problem).relative == 0.0
