@@ -13,12 +13,14 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
-from chains.backends.native.kernels.outline import FALSE, Outlines
+from chains.backends.native.kernels.outline import Outlines
 from chains.backends.native.kernels.samples import begin_prefetch, list_rows
 from chains.backends.native.kernels.steps import lower
 from chains.backends.native.llvm.emit import (
+    FALSE,
     I64,
     PTR,
+    TRUE,
     Function,
     Module,
     Type,
@@ -28,7 +30,7 @@ from chains.backends.native.llvm.emit import (
     real_type,
     restore_subnormals,
 )
-from chains.backends.native.llvm.straight import TRUE, Straight
+from chains.backends.native.llvm.straight import Straight
 from chains.backends.native.llvm.struct import ROW_POINTERS
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import Signature, Slot
