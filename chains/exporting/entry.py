@@ -93,7 +93,7 @@ class Planned:
 
     @property
     def has_straight_code(self) -> bool:
-        """Whether a call for one sample has code of its own. It takes memory, and was tried on x86 only."""
+        """Whether a call for one sample has separate code. It takes memory, and was tried on x86 only."""
         return self.target.processor.is_x86 and is_straight(self.call.program)
 
     def _take(self, plan: ExecutionPlan) -> None:

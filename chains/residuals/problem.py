@@ -259,21 +259,7 @@ class ResidualProblem:
                 density = _density(sizes[rows], k, c, label)
                 pool = _drawn(pool, density, len(term.points), rng, label)
             terms.append(pool)
-        return self.with_terms(terms)
-
-    def with_terms(self, terms: Sequence[Term]) -> ResidualProblem:
-        """The problem with other points, weights and data of its terms; the formulas, the loss and the scales stay.
-
-        Parameters
-        ----------
-        terms : sequence of Term
-            As many as there are, each a ``dataclasses.replace`` of its own.
-        """
-        problem = copy.copy(self)
-        problem.terms = tuple(terms)
-        problem.points, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)
-        problem.x = self._inward(problem.points)
-        return problem
+        return with_terms(self, terms)
 
     def _pools(self, candidates: Any) -> tuple[Term, ...]:
         """The terms at their candidates; those that keep their points as they are."""
@@ -309,6 +295,18 @@ def _labels(terms: Sequence[Term]) -> tuple[str, ...]:
         if name in found[:number]:
             raise ValueError(f"two terms have the name {shown(name)}: each needs its own")
     return found
+
+
+def with_terms(problem: ResidualProblem, terms: Sequence[Term]) -> ResidualProblem:
+    """The problem with other points, weights and data of its terms; the formulas, the loss and the scales stay.
+
+    Each term is a ``dataclasses.replace`` of the one in its place.
+    """
+    problem = copy.copy(problem)
+    problem.terms = tuple(terms)
+    problem.points, problem.t = _arrays(problem.terms, len(problem.coordinates), problem.loss.data)
+    problem.x = problem._inward(problem.points)
+    return problem
 
 
 def _arrays(terms: Sequence[Term], coordinates: int, data: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.residuals.problem import ResidualProblem
+from chains.residuals.problem import ResidualProblem, with_terms
 from chains.solving.growth import growth
 from chains.support import streams
 
@@ -164,7 +164,7 @@ def only_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> Resi
             weights = np.broadcast_to(np.asarray(term.weight, np.float64), len(rows))
             term = replace(term, weight=np.where(rows, weights * (weights.sum() / weights[rows].sum()), 0.0))
         terms.append(term)
-    return problem.with_terms(terms)
+    return with_terms(problem, terms)
 
 
 @dataclass(frozen=True)

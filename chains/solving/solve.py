@@ -328,23 +328,10 @@ class _Run:
         solution = self.solution
         self.rounds, self.cut = self.rounds + 1, True
         causal = None if self.causal is None or self.causal.settled else self.causal
-        at = self.problem
-        pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
-        between = self.judge.spread(self.renewed if causal is None else [], self._seed(self.rounds), TIMES)
-        pools = [pool if other is None else other for pool, other in zip(pools, between, strict=True)]
-        if any(pool is not None for pool in pools):
-            at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
-        self.at = at
-        if causal is not None:
-            at = causal.update(self.net, self.p, at)
-        elif self.lost and self.renewed:
-            self.p, self.matrix = solution.p.copy(), None
+        renewed = self._renew(causal)
         if causal is not None or self.judge.held:
             iterations = min(iterations, SHORT_ROUND)
-        if self.weights is not None:
-            at = self.weights.update(self.net, self.p, at)
-        at = self._heavier(at)
-        solution.problem = at
+        at = solution.problem
         objective = self.net.objective(at.x, at.t, at.loss)
         latest, first = self.p, self.done
 
@@ -365,10 +352,27 @@ class _Run:
             self.p = latest
         self.matrix, self.cut = found.state, self.done - first >= iterations
         self.failed = 0 if self.done > first else self.failed + 1
-        renewed = any(pool is not None for pool in pools) or self.weights is not None
         if self.failed >= (MAX_FAILED if renewed else 1):
             solution.stopped = found.message
         return found.fun
+
+    def _renew(self, causal: CausalWeights | None) -> bool:
+        """Draw points and update weights for a round. Returns whether there is anything new."""
+        at = self.problem
+        pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
+        between = self.judge.spread(self.renewed if causal is None else [], self._seed(self.rounds), TIMES)
+        pools = [pool if other is None else other for pool, other in zip(pools, between, strict=True)]
+        if any(pool is not None for pool in pools):
+            at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
+        self.at = at
+        if causal is not None:
+            at = causal.update(self.net, self.p, at)
+        elif self.lost and self.renewed:
+            self.p, self.matrix = self.solution.p.copy(), None
+        if self.weights is not None:
+            at = self.weights.update(self.net, self.p, at)
+        self.solution.problem = self._heavier(at)
+        return self.weights is not None or any(pool is not None for pool in pools)
 
     def _heavier(self, at: ResidualProblem) -> ResidualProblem:
         """The problem with the factors of weights."""

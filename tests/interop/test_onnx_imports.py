@@ -9,6 +9,7 @@ import pytest
 
 import chains
 from chains.interop import from_onnx, to_onnx
+from chains.interop.onnx_formulas import OPERATORS
 from tests.campaign import imports
 
 onnx = pytest.importorskip("onnx")
@@ -151,6 +152,14 @@ def test_functions_of_single_numbers_are_one_activation():
     for k in range(1, len(nodes) + 1):
         *before, (name, ins, _, given) = nodes[:k]
         assert len(compared(model_of([*before, (name, ins, ["y"], given)], (4,), {})).layers) == 1
+
+
+def test_attributes_of_functions_may_be_left_out():
+    kinds = {name: onnx.defs.get_schema(name).attributes.values() for name in OPERATORS if onnx.defs.has(name)}
+    optional = [name for name, given in kinds.items() if given and not any(each.required for each in given)]
+    assert {"Elu", "LeakyRelu", "Selu", "Celu", "HardSigmoid", "Shrink", "ThresholdedRelu", "Gelu"} <= set(optional)
+    for name in optional:
+        compared(model_of([(name, ["x"], ["y"])], (50,), {}, onnx.defs.get_schema(name).since_version))
 
 
 SUMS = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chains import Chain, Dense, ResidualProblem, Term, solve, tanh
+from chains.residuals.problem import with_terms
 from chains.solving.growth import growth
 from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, only_at
 
@@ -183,7 +184,7 @@ def test_equations_with_data_are_looked_at_where_they_were_not_trained():
     problem = ResidualProblem(("x",), ("u",), [Term(lambda u, f: u.x - f, x, data={"f": np.ones(200)})])
     held = held_out(problem, 0, [0])
     term = replace(problem.terms[0], data={"f": np.where(held[0], 3.0, 1.0)})
-    judge = Judge(Chain(Dense(1, 1)), np.array([1.0, 0.0]), problem.with_terms([term]), [None], 0, held)
+    judge = Judge(Chain(Dense(1, 1)), np.array([1.0, 0.0]), with_terms(problem, [term]), [None], 0, held)
     verdict = judge.look(np.array([1.0, 0.0]), only_at(problem, [~held[0]]))
     assert verdict.terms[0] == pytest.approx(0.0, abs=1e-12)
     assert verdict.second[0] == pytest.approx(4.0)

@@ -22,9 +22,7 @@ MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles 
 ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
 MAX_UNEVENNESS = 1.02
-GAP_BYTES = (
-    1024  # between places of several threads: processors fetch lines after those that a thread writes, which others need
-)
+GAP_BYTES = 1024  # between places of several threads: a processor fetches the lines after those that a thread writes
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,12 @@ class Type:
 
 
 I32, I64, PTR = Type("i32"), Type("i64"), Type("ptr")
-OF_INTEGERS: dict[str, Callable[[int, int], int]] = {"and": operator.and_, "sub": operator.sub}
-OF_ORDER: dict[str, Callable[[int, int], bool]] = {"sgt": operator.gt, "slt": operator.lt, "eq": operator.eq, "ne": operator.ne}
+OF_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
+}  # fmt: skip
+OF_ORDER: dict[str, Callable[[int, int], bool]] = {
+    "slt": operator.lt, "sle": operator.le, "sgt": operator.gt, "sge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
 FLUSH_BITS = 0x8040  # of MXCSR: results below the smallest normal number are zero (FTZ), and so are such operands (DAZ)
 
 
@@ -94,6 +98,8 @@ class Lane(Value):
         return self.function._once(self.type, f"extractelement {self.vector}, i64 {self.lane}").text
 
 
+TRUE, FALSE = Value("true", Type("i1")), Value("false", Type("i1"))
+
 # The body of a loop: the number of the step and the carried values give the next carried values.
 LoopBody = Callable[[Value, list[Value]], Sequence[Value] | None]
 
@@ -121,13 +127,6 @@ def known_number(value: Value) -> int | None:
     return None if isinstance(value, Offset) or not value.text.lstrip("-").isdigit() else int(value.text)
 
 
-def _lanes_of(type: Type, mask: Value | None) -> int | None:
-    """The number of lanes that a constant mask of the first lanes leaves; None for a mask that is not constant."""
-    if mask is None or mask.text.startswith("splat"):
-        return type.lanes
-    return mask.text.count("i1 1") if mask.text.startswith("<") else None
-
-
 def _constant_last(a: Value, b: Value | int) -> tuple[Value, Value]:
     """Two operands in an order in which a known number comes last."""
     b = b if isinstance(b, Value) else integer(b)
@@ -144,13 +143,27 @@ def lanes_of(mask: Value | None, lanes: int) -> int:
     return lanes if mask is None else mask.text.count("i1 1")
 
 
+def _known_lanes(mask: Value | None, lanes: int) -> int | None:
+    """The number of lanes that a mask of `first_lanes` lets through, if it is known."""
+    if mask is None or mask == all_lanes(lanes):
+        return lanes
+    return lanes_of(mask, lanes) if mask.text.startswith("<") else None
+
+
+def all_lanes(lanes: int) -> Value:
+    """A mask of all lanes."""
+    return Value("splat (i1 true)", Type("i1", lanes))
+
+
 class Function:
     """A function being written. Methods append instructions and return their results.
 
     A function `waits` if few of its instructions are independent: then sums in parts and short chains of operations are faster.
+    While it `folds`, what follows from known integers is computed when the code is written: it leaves no branches.
     """
 
     waits = False
+    folds = False
 
     def __init__(
         self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void", *, apart: str = ""
@@ -193,13 +206,13 @@ class Function:
         return result
 
     def _known_pair(self, a: Value, b: Value) -> tuple[int, int] | None:
-        """Two integers that are known while this code is written, where loops and branches are left out by such numbers."""
-        x, y = (None, None) if self._written is None or a.type != I64 else (known_number(a), known_number(b))
+        """Two integers, where the function `folds` and both are known."""
+        x, y = (known_number(a), known_number(b)) if self.folds and a.type == I64 else (None, None)
         return None if x is None or y is None else (x, y)
 
     def compare(self, condition: str, a: Value, b: Value) -> Value:
         if condition in OF_ORDER and (known := self._known_pair(a, b)):
-            return Value("true" if OF_ORDER[condition](*known) else "false", Type("i1"))
+            return TRUE if OF_ORDER[condition](*known) else FALSE
         kind = "fcmp" if a.type.is_float else "icmp"
         return self.assign(a.type.of("i1"), f"{kind} {condition} {a}, {b.text}")
 
@@ -269,15 +282,16 @@ class Function:
     def forwarded(self, write: Callable[[], object]) -> None:
         """Write code whose loads take from registers what the same block has stored in known regions.
 
-        Comparisons of known integers, and loops of one step, leave no blocks there.
+        It folds, so that comparisons of known integers, and loops of one step, leave no blocks there.
         """
-        before, self._written = self._written, Stored()
+        before = self._written, self.folds
+        self._written, self.folds = Stored(), True
         write()
-        self._written = before
+        self._written, self.folds = before
 
     def _from_registers(self, type: Type, pointer: Value, mask: Value | None) -> Value | None:
         """What a load would find, if all of it is in one register."""
-        place, used = self._regions.get(pointer.text), _lanes_of(type, mask)
+        place, used = self._regions.get(pointer.text), _known_lanes(mask, type.lanes)
         found = self._written.find(place, type, used) if self._written and place and used else None
         if found is None:
             return None
@@ -311,7 +325,7 @@ class Function:
         else:
             self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
         if self._written is not None and (place := self._regions.get(pointer.text)):
-            self._written.store(place, value, _lanes_of(value.type, mask))
+            self._written.store(place, value, _known_lanes(mask, value.type.lanes))
 
     def _store_first(self, value: Value, pointer: Value, used: int) -> None:
         """Store the first `used` lanes in parts, whose lengths are powers of two."""
@@ -341,9 +355,9 @@ class Function:
         return Value("<" + ", ".join(f"i1 {int(k < used)}" for k in range(lanes)) + ">", Type("i1", lanes))
 
     def first_lanes(self, lanes: int, count: Value) -> Value:
-        """A mask of the first `count` lanes, where `count` is known only when the program runs."""
+        """A mask of the first `count` lanes, which may be known only when the program runs."""
         if known := self._known_pair(count, integer(lanes)):
-            return self.lane_mask(lanes, known[0]) or Value("splat (i1 true)", Type("i1", lanes))
+            return self.lane_mask(lanes, known[0]) or all_lanes(lanes)
         type = Type("i64", lanes)
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(lanes)) + ">", type)
         return self.compare("ult", iota, self.splat(count, lanes))
@@ -482,8 +496,8 @@ class Function:
 
     def when(self, condition: Value, then: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
         """Run `then` if the condition holds, else `otherwise`."""
-        if self._written is not None and condition.text in ("true", "false"):
-            if side := then if condition.text == "true" else otherwise:
+        if self.folds and condition in (TRUE, FALSE):
+            if side := then if condition == TRUE else otherwise:
                 side()
             return
         yes, no, after = self.label("then"), self.label("else"), self.label("after")
