@@ -243,7 +243,7 @@ def test_noise_is_no_want_of_points():
     held = held_out(problem, 0, [0, 1])
     noisy = replace(problem.terms[1], data={"seen": np.where(held[1], 9.0, np.linspace(0.0, 1.0, 400))})
     p = np.array([1.0, 0.0, 0.0, 2.0])  # u = x, a = 2
-    judge = Judge(Chain(Dense(1, 2)), p, problem.with_terms([problem.terms[0], noisy]), [None, None], 0, held)
+    judge = Judge(Chain(Dense(1, 2)), p, with_terms(problem, [problem.terms[0], noisy]), [None, None], 0, held)
     verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
     assert verdict.second[1] > 1e9 * verdict.terms[1]
     assert "of its size" in verdict.sentence()
