@@ -1,8 +1,9 @@
 """Guesses of the scales of a residual problem, from its points and its conditions.
 
 Coordinates have the extent of the points, and outputs that of the values in conditions. Another output has the length at which
-its part of the residuals is as large as the rest of these, such as a source. The size of an equation is that of its residual
-for random outputs of these scales. No guess depends on the unit of a variable.
+its part of the residuals is as large as the rest of these, such as a source. Without one, as for a coefficient, it has the
+length at which its part is as large as those of other outputs. The size of an equation is that of its residual for random
+outputs of these scales. No guess depends on the unit of a variable.
 """
 
 from __future__ import annotations
@@ -125,7 +126,36 @@ def _balanced(trials: Sequence[_Trial], outputs: Sequence[Pair], least: Mapping[
                         wanted[output] = max(wanted[output], length * (r / own))
             found[output] = offset, math.sqrt(length) * math.sqrt(wanted[output] or length)
     # Where a part does not grow with its length, as a sine does not, no length balances it.
-    return [_or_one(outputs[k]) if wanted.get(k, 0.0) > 1.5 * pair[1] else pair for k, pair in enumerate(found)]
+    balanced = [_or_one(outputs[k]) if wanted.get(k, 0.0) > 1.5 * pair[1] else pair for k, pair in enumerate(found)]
+    return _compared(trials, balanced, [k for k in least if not wanted[k]])
+
+
+def _compared(trials: Sequence[_Trial], outputs: Sequence[Pair], unknown: Collection[int]) -> list[Pair]:
+    """The outputs; those that are `unknown`, such as coefficients, have parts as large as the rest of the known ones."""
+    found, left = list(outputs), set(unknown)
+    for _ in unknown:
+        lengths = {output: _length(trials, found, output, left) for output in left}
+        for output in [each for each in left if lengths[each]]:
+            found[output] = found[output][0], lengths[output]
+            left.remove(output)
+    return found
+
+
+def _length(trials: Sequence[_Trial], outputs: Sequence[Pair], output: int, unknown: Collection[int]) -> float:
+    """The length of an unknown output that makes its part of an equation as large as the known ones; 0 if none does."""
+    (offset, length), found = outputs[output], list(outputs)
+    rest = [values for trial in trials for values in trial(found, without=unknown)]
+    wanted = 0.0
+    for _ in range(ROUNDS):
+        found[output] = offset, length
+        totals = [values for trial in trials for values in trial(found, without={*unknown} - {output})]
+        with np.errstate(all="ignore"):
+            own = [_rms(total - other) for total, other in zip(totals, rest, strict=True)]
+        wanted = length * max((_rms(other) / part for other, part in zip(rest, own, strict=True) if part > 0.0), default=0.0)
+        if not 0.0 < wanted < math.inf:
+            return 0.0
+        length = math.sqrt(length) * math.sqrt(wanted)
+    return length if wanted < 1.5 * length else 0.0
 
 
 def _size(values: np.ndarray) -> float:

@@ -217,7 +217,7 @@ class Verdict:
             if differing:
                 terms = ", ".join(self.labels[k] for k in differing)
                 return f"the residual of {terms} is larger between its points than at them: take more points, or `candidates`"
-            advice = "more iterations, a wider network, or a shorter interval may help"
+            advice = "more iterations, a wider network, a shorter interval, or the `scales` that you know may help"
             return f"the residual is {self.relative:.1g} of its size: {advice}"
         if not self.change <= LARGEST_CHANGE:
             return f"the outputs changed by {self.change:.1g} of their deviation in the last round: more iterations may help"

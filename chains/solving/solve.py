@@ -233,9 +233,8 @@ class _Run:
         self.ended_adam = False
         self.judge = Judge(net, p, whole, pools, seed, held)
         self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
-        self.best = self.unseen = float(
-            "inf"
-        )  # the least losses at second points: of all but unseen measurements, and of these
+        self.best = float("inf")  # the least loss at second points, but for unseen measurements
+        self.unseen = float("inf")  # the least loss of these
         self.factors = np.ones(len(problem.terms))  # of the weights of conditions that poor rounds have left behind
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
@@ -412,8 +411,8 @@ class _Run:
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
         verdict = self._look()
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
-        second, measured = float(verdict.second.sum()), float(verdict.second[self.judge.held].sum())
-        self.lost = second - measured > LOST * self.best
+        second, exact = float(verdict.second.sum()), float(np.delete(verdict.second, self.judge.held).sum())
+        self.lost = exact > LOST * self.best
         noisy = not self.lost and verdict.unseen > SAME * self.unseen  # the round has followed the noise of measurements
         if not (self.lost or noisy):
             solution.p = self.p.copy()
@@ -422,7 +421,7 @@ class _Run:
             solution.message = solution.message.removesuffix(NOISY) + NOISY
         elif not (self.lost and verdict.success):  # a run that loses its result has none to rely on
             solution.success, solution.message = verdict.success, verdict.sentence()
-        self.best = min(self.best, second - measured)
+        self.best = min(self.best, exact)
         self.poor = self.lost or not verdict.relative <= POOR
         self._raise_weights(verdict)
         solution.second.append(second)

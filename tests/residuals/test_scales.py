@@ -99,6 +99,23 @@ def test_a_source_gives_the_length_of_an_output():
     assert 0.02 < length < 2.0  # the deflection is 0.048
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-12])
+def test_outputs_without_a_source_are_balanced_by_other_outputs(unit):
+    """A coefficient by the equation that it is in; a product of it by the coefficient; and a root."""
+    x = np.linspace(0.0, 2.0, 50)[:, None]
+    terms = [
+        Term(lambda u, k: 1e3 * u.x - k / unit * u.xx, x),
+        Term(lambda k, q: q / unit - 50.0 * k / unit, x),
+        Term(lambda k, r: (r / unit) ** 2 - k / unit, x),
+        Term(lambda u: u - 3.0, x[:1]),
+    ]
+    scales = ResidualProblem(("x",), ("u", "k", "q", "r"), terms, scales={}).scales
+    lengths = [length / unit for _, length in scales.outputs[1:]]
+    assert 300.0 < lengths[0] < 3e3
+    assert 30.0 < lengths[1] / lengths[0] < 80.0
+    assert 0.5 < lengths[2] / np.sqrt(lengths[0]) < 2.0
+
+
 def test_a_part_that_is_bounded_has_no_length():
     term = Term(lambda u: sin(u) - 2.0, np.linspace(0.0, 1.0, 20)[:, None])
     assert ResidualProblem(("x",), ("u",), [term], scales={}).scales.outputs == ((0.0, 1.0),)

@@ -246,7 +246,7 @@ def test_noise_is_no_want_of_points():
     judge = Judge(Chain(Dense(1, 2)), p, with_terms(problem, [problem.terms[0], noisy]), [None, None], 0, held)
     verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
     assert verdict.second[1] > 1e9 * verdict.terms[1]
-    assert "of its size" in verdict.sentence()
+    assert "of its size: more iterations, a wider network, a shorter interval, or the `scales`" in verdict.sentence()
 
 
 def test_a_term_without_weight_is_looked_at_in_silence():
