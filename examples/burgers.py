@@ -36,8 +36,8 @@ from chains.minimize.minimize import minimize
 VISCOSITY = 0.01 / math.pi
 RATE = 2e-3  # of Adam
 LOOK_EVERY = 20  # calls
-ACCURATE_SECONDS, ACCURATE_POINTS, ACCURATE_EVERY = 465.0, 8000, 1000  # of --accurate
-CLUSTERING = 4.0  # of its points near the shock
+ACCURATE_SECONDS, ACCURATE_POINTS, ACCURATE_EVERY = 465.0, 6000, 1000  # of --accurate
+SHOCK_WIDTH = 0.0366  # within which its points are dense
 
 
 def exact(points: np.ndarray) -> np.ndarray:
@@ -62,16 +62,20 @@ def points_of(count: int, seed: int, *, uniform: bool = False) -> np.ndarray:
     return np.concatenate([everywhere, near])
 
 
+def clustered(count: int, place: float, width: float) -> tuple[np.ndarray, np.ndarray]:
+    """Points of Gauss and Legendre on [0, 1], dense within about `width` of `place`, and the weights of an integral."""
+    low, high = (math.asinh((end - place) / width) for end in (0.0, 1.0))
+    s, weights = np.polynomial.legendre.leggauss(count)
+    q = low + (high - low) * (1.0 + s) / 2.0
+    return place + width * np.sinh(q), weights * (high - low) / 2.0 * width * np.cosh(q)
+
+
 def gauss_points(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """About `count` points (t, x > 0) of Gauss and Legendre, dense near the shock, and the weights of an integral."""
+    """About `count` points (t, x > 0), dense where and when the shock forms, and the weights of an integral."""
     times = max(1, round(math.sqrt(1.2 * count)))
-    (s, of_t), (z, of_z) = (np.polynomial.legendre.leggauss(each) for each in (times, max(1, count // times)))
-    t, z = (1.0 + s) / 2.0, (1.0 + z) / 2.0
-    points = np.column_stack(
-        [each.ravel() for each in np.meshgrid(t, np.sinh(CLUSTERING * z) / math.sinh(CLUSTERING), indexing="ij")]
-    )
-    weights = np.outer(of_t, of_z * np.cosh(CLUSTERING * z)).ravel()
-    return points, weights / weights.mean()
+    (t, of_t), (x, of_x) = clustered(times, 0.35, 0.1), clustered(max(1, count // times), 0.0, SHOCK_WIDTH)
+    weights = np.outer(of_t, of_x).ravel()
+    return np.column_stack([each.ravel() for each in np.meshgrid(t, x, indexing="ij")]), weights / weights.mean()
 
 
 def accurate_of(count: int) -> tuple[ResidualProblem, Chain]:

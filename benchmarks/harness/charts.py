@@ -19,6 +19,7 @@ from benchmarks.harness.timing import Row, Table
 RESULTS = Path(__file__).parents[1] / "results"
 COLOURS = {
     "chains": "#c2410c", "JAX": "#2563eb", "PyTorch": "#7c3aed", "scikit-learn": "#64748b", "NumPy": "#a8a29e",
+    "by hand": "#0f172a", "plain C": "#475569", "Eigen": "#0e7490", "ONNX Runtime": "#15803d",
     "diffrax": "#0e7490", "optimistix": "#0e7490", "CasADi": "#15803d", "L4CasADi": "#7c3aed",
 }  # fmt: skip
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "chains", "font.family": "sans-serif", "font.size": 10}
@@ -87,7 +88,18 @@ class Ratios:
         _save(axes, path)
 
 
-_POWERS = {-7: "0.1 µs", -6: "1 µs", -5: "10 µs", -4: "100 µs", -3: "1 ms", -2: "10 ms", -1: "100 ms", 0: "1 s", 1: "10 s"}
+_POWERS = {
+    -8: "10 ns",
+    -7: "0.1 µs",
+    -6: "1 µs",
+    -5: "10 µs",
+    -4: "100 µs",
+    -3: "1 ms",
+    -2: "10 ms",
+    -1: "100 ms",
+    0: "1 s",
+    1: "10 s",
+}
 _DENSE = ("matrix_exp_10000_step", "matrix_exp_200_step", "matrix_exp_1_step", "mnist_mlp_step")
 _MODES = {
     "chains native": "chains, native", "chains numpy": "chains, NumPy", "NumPy by hand": "NumPy by hand",
@@ -108,6 +120,9 @@ CHARTS = {
         "chains numpy": "chains, NumPy, objective", "NumPy by hand": "NumPy by hand",
         "PyTorch compile whole gradient": "PyTorch, whole gradient compiled", "PyTorch eager": "PyTorch, eager",
         "JAX jit": "JAX, jit"}),
+    "by-hand": Times("by_hand", (
+        "matrix_exp_10000", "matrix_exp_200", "matrix_exp_1", "mnist_mlp", "forward", "images", "equation", "members", "normal",
+    ), {kind: kind for kind in ("chains", "by hand", "plain C", "Eigen", "ONNX Runtime", "JAX", "PyTorch")}),
     "models": Ratios((
         ("ude", "ude"), ("events", "events"), ("steady", "steady"), ("sde", "sde_1"), ("sde", "sde_1024"),
         ("burgers", "burgers_1e-4"), ("burgers", "helmholtz_1e-4"), ("fits", "fits_alone"), ("fits", "fits_together"),
@@ -119,7 +134,12 @@ CHARTS = {
 
 def stored(name: str) -> dict[str, Table]:
     """The tables of a file of results, by key."""
-    content = json.loads((RESULTS / f"{name}.json").read_text())
+    return read(RESULTS / f"{name}.json")
+
+
+def read(path: Path) -> dict[str, Table]:
+    """The same for a file anywhere."""
+    content = json.loads(path.read_text())
     tables = [
         Table(each["key"], each["title"], each["unit"], each.get("judged", ""), [Row(**row) for row in each["rows"]])
         for each in content["tables"]

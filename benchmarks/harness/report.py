@@ -48,12 +48,12 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:,.{digits}f} us"
 
 
-def save_json(path: str, machine: dict[str, Any], tables: Sequence[Table]) -> None:
+def save_json(path: str, machine: dict[str, Any], tables: Sequence[Table], program: str = "python -m benchmarks") -> None:
     """Write everything measured: seconds a unit of every round, the judge's answer, criteria, machine, day and command."""
     content = {
         "machine": machine,
         "date": date.today().isoformat(),
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": " ".join([program, *sys.argv[1:]]),
         "tables": [
             {
                 "key": table.key,

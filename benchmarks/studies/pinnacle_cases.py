@@ -19,7 +19,7 @@ from benchmarks.studies import pinnacle_solvers as solvers
 from benchmarks.studies.pinnacle_references import Places
 from benchmarks.studies.pinnacle_solvers import Hole
 from chains import Term
-from chains.expr import cos, exp, sin
+from chains.expr import cos, exp, sin, where
 
 INSIDE, SIDE, TESTS = 1000, 200, 5000
 NOISE = 0.1  # the deviation of measurements
@@ -214,7 +214,7 @@ def poisson_3d_cg(c: Context) -> Case:
     """Poisson and Boltzmann's equation in a cube without four balls, with a coefficient that jumps; all is closed."""
     holes = [(0.4, 0.3, 0.6, 0.2), (0.6, 0.7, 0.6, 0.2), (0.2, 0.8, 0.7, 0.1), (0.6, 0.2, 0.3, 0.1)]
     low, high = [0.0] * 3, [1.0] * 3
-    inside, sides = c.inside(low, high, holes=holes), c.faces(low, high, [0, 1, 2])
+    sides = c.faces(low, high, [0, 1, 2])
     balls, inward = c.balls(holes)
     points, out = np.concatenate([sides, balls]), np.concatenate([normals(sides, low, high), inward])
 
@@ -224,9 +224,8 @@ def poisson_3d_cg(c: Context) -> Case:
 
     terms = [
         Term(
-            lambda u, x, y, z, square: u.xx + u.yy + u.zz - square * u + source(x, y, z),
-            inside,
-            data={"square": np.where(inside[:, 2] < 0.5, 64.0, 100.0)},
+            lambda u, x, y, z: u.xx + u.yy + u.zz - where(z < 0.5, 64.0, 100.0) * u + source(x, y, z),
+            c.inside(low, high, holes=holes),
         ),
         Term(
             lambda u, along, across, upward: along * u.x + across * u.y + upward * u.z,
@@ -235,24 +234,6 @@ def poisson_3d_cg(c: Context) -> Case:
         ),
     ]
     return Case("xyz", terms, solvers.poisson_3d(source, (64.0, 100.0), holes))
-
-
-def heat_2d_vc(c: Context) -> Case:
-    """Heat with a random conductivity, 0 to 5."""
-    low, high = [0.0, 0.0, 0.0], [5.0, 1.0, 1.0]
-    inside = c.inside(low, high)
-    conductivity = np.exp(solvers.random_field())
-    nearest = np.rint(inside[:, 1:] * (len(conductivity) - 1)).astype(int)
-    terms = [
-        Term(
-            lambda u, t, x, y, c: u.t - c * (u.xx + u.yy) - 200.0 * sin(PI * x) * sin(5.0 * PI * y) * sin(PI * t),
-            inside,
-            data={"c": conductivity[nearest[:, 1], nearest[:, 0]]},
-        ),
-        Term(lambda u: u, c.inside(low, [0.0, 1.0, 1.0], SIDE)),
-        Term(lambda u: u, c.faces(low, high, [1, 2])),
-    ]
-    return Case("txy", terms, references.table_in_time(c.folder, "heat_darcy.dat", "u"))
 
 
 def heat_2d_cg(c: Context) -> Case:
@@ -296,7 +277,7 @@ def wave_2d_cg(c: Context) -> Case:
         return exp(-((x + 0.5) * (x + 0.5) + y * y) / 0.18)
 
     terms = [
-        Term(lambda u, c: u.xx + u.yy - u.tt / c, inside, data={"c": squares(*inside[:, 1:].T)}),
+        Term(lambda u, slowness: u.xx + u.yy - slowness * u.tt, inside, data={"slowness": 1.0 / squares(*inside[:, 1:].T)}),
         Term(lambda u, x, y: (u - start(x, y), u.t), c.inside(low, [0.0, 1.0, 1.0], SIDE)),
         Term(lambda u, along, across: along * u.x + across * u.y, sides, data={"along": out[:, 1], "across": out[:, 2]}),
     ]
@@ -460,7 +441,7 @@ def hinv(c: Context) -> Case:
 
 CASES: dict[str, Callable[[Context], Case]] = {
     "Burgers1d-C": burgers_1d, "Poisson2d-C": poisson_2d_c, "Poisson2d-CG": poisson_2d_cg, "Poisson3d-CG": poisson_3d_cg,
-    "Heat2d-VC": heat_2d_vc, "Heat2d-MS": heat_2d_ms, "Heat2d-CG": heat_2d_cg, "Heat2d-LT": heat_2d_lt, "NS2d-C": ns_2d_c,
+    "Heat2d-MS": heat_2d_ms, "Heat2d-CG": heat_2d_cg, "Heat2d-LT": heat_2d_lt, "NS2d-C": ns_2d_c,
     "NS2d-CG": ns_2d_cg, "Wave1d-C": wave_1d_c, "Wave2d-CG": wave_2d_cg, "Wave2d-MS": wave_2d_ms, "GS": gs, "KS": ks,
     "PNd": pnd, "HNd": hnd, "PInv": pinv, "HInv": hinv,
 }  # fmt: skip
@@ -468,5 +449,6 @@ CASES: dict[str, Callable[[Context], Case]] = {
 LEFT_OUT = {
     "Burgers2d-C": "its start is a file of random numbers that is in no copy of its code",
     "Poisson2d-MS": "its solution is in no copy of its code; its coefficient jumps",
+    "Heat2d-VC": "the solution in its code is far from that of its equation with the coefficient of its code",
     "NS2d-LT": "its solution is in no copy of its code, and needs a solver of flows with an open end",
 }

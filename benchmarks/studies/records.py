@@ -121,10 +121,10 @@ def allen_cahn() -> Record:
     """Raissi's problem, u = x^2 cos(pi x) at first. The solution is even and has the period 2: 0 <= x <= 1 is all of it.
 
     Features: four cosines of x. The transform has the edge of x^2 at x = 1, rounded as by diffusion, which falls as values near
-    -1 do, by exp(-10 t). Points: 45 in time, more of them early, times 90 in x, dense at the fronts.
+    -1 do, by exp(-10 t). Points: 60 in time, more of them early, times 120 in x, dense at the fronts.
     """
-    s, of_s = legendre(45)
-    z, of_z = (np.arange(90) + 0.5) / 90.0, np.ones(90)  # exact for even periodic functions
+    s, of_s = legendre(60)
+    z, of_z = (np.arange(120) + 0.5) / 120.0, np.ones(120)  # exact for even periodic functions
     x, of_x = z - 0.8 / (4.0 * math.pi) * np.sin(4.0 * math.pi * z), of_z * (1.0 - 0.8 * np.cos(4.0 * math.pi * z))
     points, weights = product((s * s, 2.0 * s * of_s), (x, of_x))
 

@@ -94,7 +94,7 @@ class Planned:
 
     @property
     def has_straight_code(self) -> bool:
-        """Whether a call for one sample has code of its own. It takes memory, and was tried on x86 only.
+        """Whether a call for one sample has separate code. It takes memory, and was tried on x86 only.
 
         How much of the stack it takes is known only when it is written, since registers do not suffice for all its numbers.
         """

@@ -259,21 +259,7 @@ class ResidualProblem:
                 density = _density(sizes[rows], k, c, label)
                 pool = _drawn(pool, density, len(term.points), rng, label)
             terms.append(pool)
-        return self.with_terms(terms)
-
-    def with_terms(self, terms: Sequence[Term]) -> ResidualProblem:
-        """The problem with other points, weights and data of its terms; the formulas, the loss and the scales stay.
-
-        Parameters
-        ----------
-        terms : sequence of Term
-            As many as there are, each a ``dataclasses.replace`` of its own.
-        """
-        problem = copy.copy(self)
-        problem.terms = tuple(terms)
-        problem.points, problem.t = _arrays(problem.terms, len(self.coordinates), self.loss.data)
-        problem.x = self._inward(problem.points)
-        return problem
+        return with_terms(self, terms)
 
     def _pools(self, candidates: Any) -> tuple[Term, ...]:
         """The terms at their candidates; those that keep their points as they are."""
@@ -311,21 +297,36 @@ def _labels(terms: Sequence[Term]) -> tuple[str, ...]:
     return found
 
 
+def with_terms(problem: ResidualProblem, terms: Sequence[Term]) -> ResidualProblem:
+    """The problem with other points, weights and data of its terms; the formulas, the loss and the scales stay.
+
+    Each term is a ``dataclasses.replace`` of the one in its place.
+    """
+    problem = copy.copy(problem)
+    problem.terms = tuple(terms)
+    problem.points, problem.t = _arrays(problem.terms, len(problem.coordinates), problem.loss.data)
+    problem.x = problem._inward(problem.points)
+    return problem
+
+
 def _arrays(terms: Sequence[Term], coordinates: int, data: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The points of all terms; for each point, a weight of each term and a number of each name in `data`."""
     labels = _labels(terms)
     points = [_points(term, coordinates, label) for label, term in zip(labels, terms, strict=True)]
     total = sum(map(len, points))
     t = np.zeros((total, len(terms) + len(data)))
-    begin = 0
+    begin, known = 0, set[str]()
     for number, (term, own) in enumerate(zip(terms, points, strict=True)):
         rows = slice(begin, begin + len(own))
         weights = _weights(term.weight, len(own), labels[number])
         t[rows, number] = weights * total / len(own)
         for name, values in (term.data or {}).items():
-            column = _values(name, values, len(own), labels[number])
+            column, position = _values(name, values, len(own), labels[number]), len(terms) + data.index(name)
             kept = column[np.argmax(weights != 0)] if weights.any() else 0.0
-            t[rows, len(terms) + data.index(name)] = np.where(weights == 0, kept, column)
+            if name not in known:  # all formulas run at all points, so those of other terms get a number that is fine
+                t[:, position] = kept
+                known.add(name)
+            t[rows, position] = np.where(weights == 0, kept, column)
         begin = rows.stop
     return np.concatenate(points), t
 

@@ -27,12 +27,14 @@ def growth(net: Any, p: np.ndarray, problem: ResidualProblem) -> float:
     if axis is None:
         return 0.0
     near = problem.points[:, axis] <= problem.points[:, axis].min() + 1e-6 * np.ptp(problem.points[:, axis])
+    data = np.zeros((near.sum(), len(problem.loss.data)))  # of other terms
+    fixed = np.concatenate([problem.points[near], data], axis=1)
     begin, found = 0, 0.0
     for term, residual in zip(problem.terms, problem.loss.residuals, strict=True):
         rows = slice(begin, begin + len(term.points))
         begin = rows.stop
         if not term.data and _is_flow(residual, axis, len(problem.outputs)):
-            rate = _rate(residual, axis, problem.points[near], problem.evaluate(net, p, problem.points[near]), problem)
+            rate = _rate(residual, axis, fixed, problem.evaluate(net, p, problem.points[near]), problem)
             found = max(found, rate * float(np.ptp(problem.points[rows, axis])))
     return found
 
@@ -43,7 +45,7 @@ def _is_flow(residual: Residual, axis: int, outputs: int) -> bool:
     return len(residual.formula.outputs) == outputs and by_time == {(output, 1) for output in range(outputs)}
 
 
-def _rate(residual: Residual, axis: int, points: np.ndarray, outputs: dict[str, np.ndarray], problem: ResidualProblem) -> float:
+def _rate(residual: Residual, axis: int, fixed: np.ndarray, outputs: dict[str, np.ndarray], problem: ResidualProblem) -> float:
     """The largest real part of an eigenvalue of the rates' derivatives by outputs."""
     lengths = [length for _, length in problem.guessed_scales().outputs]
     values: dict[Piece, np.ndarray] = {(k, ()): each for k, each in enumerate(outputs.values())}
@@ -51,7 +53,7 @@ def _rate(residual: Residual, axis: int, points: np.ndarray, outputs: dict[str, 
     def slopes(by: tuple[int, ...]) -> np.ndarray:
         columns = []
         for k, length in enumerate(lengths):
-            upper, lower = (_equations(residual, points, values, {(k, by): sign * STEP * length}) for sign in (1.0, -1.0))
+            upper, lower = (_equations(residual, fixed, values, {(k, by): sign * STEP * length}) for sign in (1.0, -1.0))
             columns.append((upper - lower) / (2.0 * STEP * length))
         return np.moveaxis(np.array(columns), (0, 1), (2, 1))  # (points, equations, outputs)
 
@@ -63,9 +65,7 @@ def _rate(residual: Residual, axis: int, points: np.ndarray, outputs: dict[str, 
     return float(rates.real.max(initial=0.0))
 
 
-def _equations(
-    residual: Residual, points: np.ndarray, values: dict[Piece, np.ndarray], moved: dict[Piece, float]
-) -> np.ndarray:
-    """The equations at points, with some numbers moved; derivatives are 0 otherwise."""
-    pieces = [values.get(piece, 0.0) + np.full(len(points), moved.get(piece, 0.0)) for piece in residual.pieces]
-    return np.array([np.broadcast_to(each, len(points)) for each in residual.values(*pieces, *points.T)])
+def _equations(residual: Residual, fixed: np.ndarray, values: dict[Piece, np.ndarray], moved: dict[Piece, float]) -> np.ndarray:
+    """The equations at points and data, with some numbers moved; derivatives are 0 otherwise."""
+    pieces = [values.get(piece, 0.0) + np.full(len(fixed), moved.get(piece, 0.0)) for piece in residual.pieces]
+    return np.array([np.broadcast_to(each, len(fixed)) for each in residual.values(*pieces, *fixed.T)])

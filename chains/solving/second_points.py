@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.residuals.problem import ResidualProblem
+from chains.residuals.problem import ResidualProblem, with_terms
 from chains.solving.growth import growth
 from chains.support import streams
 
@@ -28,8 +28,8 @@ LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their d
 LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
 FURTHER = 8  # sets of further points that have to confirm a success
 MOST_GROWTH = 100.0  # from the start to the end, above which a solution that is not right is said to grow
-HELD_OUT = 10  # one of so many measurements
-FEWEST_MEASURED = 100  # of which some are held out
+HELD_OUT = 10  # one of so many points with data
+FEWEST_HELD = 100  # points of which some are held out
 BEHIND = 3.0  # the ratio of a condition's part of the loss to those of equations, above which it is left behind
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
 
@@ -128,7 +128,9 @@ def _fills(local: np.ndarray) -> bool:
 
 
 def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> list[np.ndarray | None]:
-    """For each term which of its points are measurements that are held out, (points,); None for the others.
+    """For each term which of its points are held out, (points,); None for terms that need no such points.
+
+    Terms with data cannot be looked at anywhere else. These are measurements, and equations with a coefficient at each point.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
     seed : int
         The seed of the choice.
     terms : collection of int
-        The terms that keep their points. Of these, equations and few measurements hold nothing out.
+        The terms that keep their points. Of these, terms without data and with few points hold nothing out.
     """
     rng = streams.generator("points", seed, 2)
     found: list[np.ndarray | None] = []
@@ -145,7 +147,7 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
         count = len(term.points)
         weights = np.broadcast_to(np.asarray(term.weight, np.float64), count)
         known = np.flatnonzero(weights)
-        if number not in terms or not _measured(problem, number) or len(known) < FEWEST_MEASURED:
+        if number not in terms or not term.data or len(known) < FEWEST_HELD:
             found.append(None)
             continue
         held = np.zeros(count, bool)
@@ -154,15 +156,15 @@ def held_out(problem: ResidualProblem, seed: int, terms: Collection[int]) -> lis
     return found
 
 
-def measured_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> ResidualProblem:
-    """The problem with these measurements alone, and their weights scaled to the mean that all have."""
+def only_at(problem: ResidualProblem, kept: Sequence[np.ndarray | None]) -> ResidualProblem:
+    """The problem with these points of terms alone, and their weights scaled to the mean that all have."""
     terms = []
     for term, rows in zip(problem.terms, kept, strict=True):
         if rows is not None:
             weights = np.broadcast_to(np.asarray(term.weight, np.float64), len(rows))
             term = replace(term, weight=np.where(rows, weights * (weights.sum() / weights[rows].sum()), 0.0))
         terms.append(term)
-    return problem.with_terms(terms)
+    return with_terms(problem, terms)
 
 
 @dataclass(frozen=True)
@@ -173,10 +175,14 @@ class Verdict:
     second: np.ndarray  # the same at the second points
     further: np.ndarray  # the same, or what it is at further points if these are more
     relative: float  # the largest root of a mean squared residual at second points, as a share of its term's size
-    change: float  # of the outputs in the last long round and after it, as a share of their deviation
+    change: float  # of the outputs in the last long stretch of iterations and after it, as a share of their deviation
     labels: tuple[str, ...]  # of the terms
     growth: float = 0.0  # the logarithm of that of the outputs, by the equations
     unseen: float = 0.0  # the part of the loss of measurements that are held out, at least that which counts as small
+    exact: tuple[
+        bool, ...
+    ] = ()  # whether the residual of a term can be zero, as that of measurements cannot; by default it can
+    looked: bool = True  # whether equations were looked at anywhere but at the points of their training
 
     @property
     def differing(self) -> list[int]:
@@ -184,11 +190,13 @@ class Verdict:
         return self._larger(self.second)
 
     def _larger(self, losses: np.ndarray) -> list[int]:
-        return [k for k, (a, b) in enumerate(zip(self.terms, losses, strict=True)) if not b <= MOST_APART * a]
+        """Those of the terms, without measurements: more points of these are no remedy for their noise."""
+        exact = self.exact or (True,) * len(losses)
+        return [k for k, (a, b) in enumerate(zip(self.terms, losses, strict=True)) if exact[k] and not b <= MOST_APART * a]
 
     @property
     def success(self) -> bool:
-        return self.relative <= LARGEST_RESIDUAL and self.change <= LARGEST_CHANGE
+        return self.looked and self.relative <= LARGEST_RESIDUAL and self.change <= LARGEST_CHANGE
 
     def sentence(self) -> str:
         """What a small loss means here, or what is wrong."""
@@ -213,6 +221,10 @@ class Verdict:
             return f"the residual is {self.relative:.1g} of its size: {advice}"
         if not self.change <= LARGEST_CHANGE:
             return f"the outputs changed by {self.change:.1g} of their deviation in the last round: more iterations may help"
+        if not any(self.exact or (True,)):
+            return "there are measurements alone, and no equation that says whether outputs are right"
+        if not self.looked:
+            return "the equations have too few points to look between them: take more points, or `candidates`"
         return f"at points that were not trained, residuals are at most {self.relative:.1g} of their size (root mean square)"
 
 
@@ -223,21 +235,28 @@ class Judge:
         self, net: Any, p: np.ndarray, problem: ResidualProblem, candidates: Sequence[Any], seed: int,
         held: Sequence[np.ndarray | None] = (),
     ) -> None:  # fmt: skip
-        self.net, self.problem, self.held = net, problem, [k for k, rows in enumerate(held) if rows is not None]
+        self.net, self.problem = net, problem
         free = [k for k, pool in enumerate(candidates) if pool is None and not problem.terms[k].data]
         fresh = self.spread(free, seed, 1)
         pools = [fresh[k] if pool is None else pool for k, pool in enumerate(candidates)]
         self.second = problem.resampled(net, p, pools, seed, k=0.0) if any(pool is not None for pool in pools) else problem
-        if self.held:
-            self.second = measured_at(self.second, held)
+        apart = [k for k, rows in enumerate(held) if rows is not None]
+        if apart:
+            self.second = only_at(self.second, held)
+        self.held = [k for k in apart if _measured(problem, k)]
         self.free, self.seed = [k for k in free if fresh[k] is not None], seed
+        apart += [k for k, pool in enumerate(pools) if pool is not None]
         self.renewable = [k for k in self.free if not np.ndim(problem.terms[k].weight)]
         self.scales = problem.guessed_scales()
         sizes = self.scales.residuals
         squares = [len(each) if problem.scales else sum(size * size for size in each) for each in sizes]
-        self.unit = np.array([square * np.mean(term.weight) for square, term in zip(squares, problem.terms, strict=True)])
+        weights = [float(np.mean(term.weight)) or 1.0 for term in problem.terms]  # a term without weight has no loss
+        self.unit = np.array(squares) * weights
         self.exact = np.array([not _measured(problem, k) for k in range(len(squares))])
-        self.earlier = self.outputs = self._outputs(p)  # before the last long round, and after it
+        orders = np.array([max((len(by) for _, by in each.pieces), default=0) for each in problem.loss.residuals])
+        self.highest = self.exact & (orders == orders[self.exact].max(initial=0))  # the equations; other terms are conditions
+        self.looked = bool(self.highest[apart].any())
+        self.earlier = self.outputs = self._outputs(p)  # before the last long stretch, and after it
 
     def spread(self, terms: Collection[int], seed: int, times: int) -> list[Any]:
         """Candidates for these terms between their points, `times` as many; None for others, and where there are none."""
@@ -257,7 +276,7 @@ class Judge:
     def look(self, p: np.ndarray, at: ResidualProblem, number: int = 0, *, short: bool = False) -> Verdict:
         """The residuals of the parameters `p`, which were trained at the points of `at`, in look `number`.
 
-        After a `short` round the change is that of the last long one as well: few iterations change little.
+        After a `short` stretch of iterations the change is that of the last long one as well: few iterations change little.
         """
         second, outputs = self._losses(p, self.second), self._outputs(p)
         if not short:
@@ -275,14 +294,15 @@ class Judge:
         verdict = Verdict(
             self._losses(p, at), second, further, relative, float(np.nanmax(change, initial=0.0)), self.problem.labels,
             unseen=float(np.maximum(second, LARGEST_RESIDUAL**2 * self.unit)[self.held].sum()),
+            exact=tuple(self.exact.tolist()), looked=self.looked,
         )  # fmt: skip
         return verdict if verdict.success else replace(verdict, growth=growth(self.net, p, self.problem))
 
     def behind(self, verdict: Verdict) -> list[int]:
         """The conditions whose part of the loss is much larger than that of every equation of the highest order."""
-        orders = np.array([max((len(by) for _, by in each.pieces), default=0) for each in self.problem.loss.residuals])
-        share, highest = verdict.second / self.unit, orders == orders.max()
-        return [k for k in np.flatnonzero(self.exact & ~highest).tolist() if share[k] > BEHIND * share[highest].max()]
+        share = verdict.second / self.unit
+        least = BEHIND * share[self.highest].max(initial=0.0)
+        return [k for k in np.flatnonzero(self.exact & ~self.highest).tolist() if share[k] > least]
 
     def _relative(self, second: np.ndarray, tightened: np.ndarray) -> float:
         """The largest root of a mean squared residual, as a share of its term's size."""

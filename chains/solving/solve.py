@@ -27,13 +27,13 @@ from chains.optimizers import Adam, Optimizer
 from chains.residuals.problem import ResidualProblem, Term
 from chains.residuals.weights import AdaptiveWeights
 from chains.solving.causal import CausalWeights, time_axis
-from chains.solving.second_points import Judge, Verdict, held_out, measured_at
+from chains.solving.second_points import Judge, Verdict, held_out, only_at
 from chains.support import storage
 from chains.support.arguments import check_seed, check_trained
 from chains.support.arrays import as_numpy
 from chains.support.axes import new_axes
 from chains.support.checks import check_count, check_is, check_number, check_path, check_word, with_hints
-from chains.support.messages import counted, shown
+from chains.support.messages import counted, listed, shown
 from chains.support.progress import Progress
 from chains.training.folder_lock import FolderLock
 from chains.training.history import History
@@ -48,6 +48,7 @@ HEAVIER = 10.0  # the factor of the weight of a condition that a poor round has 
 HEAVIEST = 1e4  # the largest such factor
 SAME = 1.005  # the ratio of losses of unseen measurements that still counts as equal
 NOISY = "; later rounds fitted unseen measurements worse, as they followed the noise of the others"
+STATE = ("rounds", "failed", "done", "best", "long", "unseen", "renewed", "lost", "poor")  # of a run, in its checkpoint
 TIMES = 4  # candidates between points, as a multiple of these
 MAX_FAILED = 2  # rounds in a row without an iteration, each on other points
 
@@ -224,7 +225,7 @@ class _Run:
         pools, whole = self._pools(0), problem
         held = held_out(problem, seed, [k for k, pool in enumerate(pools) if pool is None])
         if any(rows is not None for rows in held):
-            self.problem = problem = measured_at(whole, [None if rows is None else ~rows for rows in held])
+            self.problem = problem = only_at(whole, [None if rows is None else ~rows for rows in held])
         self.solution, self.start, self.p, self.at = Solution(p, problem), p.copy(), p, problem
         self.solution.metrics = {name: [] for name in metrics}
         self.matrix: np.ndarray | None = None
@@ -232,10 +233,13 @@ class _Run:
         self.ended_adam = False
         self.judge = Judge(net, p, whole, pools, seed, held)
         self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
-        self.best = self.unseen = float("inf")  # the least loss at second points, and of measurements that are held out
+        self.best = self.unseen = float(
+            "inf"
+        )  # the least losses at second points: of all but unseen measurements, and of these
         self.factors = np.ones(len(problem.terms))  # of the weights of conditions that poor rounds have left behind
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
+        self.long = 0  # iterations up to the last look that ended a long stretch
         self.cut = False  # whether the last round was ended by the number of iterations or by Ctrl-C, not by the method
         self.lost = False  # whether the last round made the second residuals much larger
         self.before = 0.0  # seconds of the runs before
@@ -324,23 +328,10 @@ class _Run:
         solution = self.solution
         self.rounds, self.cut = self.rounds + 1, True
         causal = None if self.causal is None or self.causal.settled else self.causal
-        at = self.problem
-        pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
-        between = self.judge.spread(self.renewed if causal is None else [], self._seed(self.rounds), TIMES)
-        pools = [pool if other is None else other for pool, other in zip(pools, between, strict=True)]
-        if any(pool is not None for pool in pools):
-            at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
-        self.at = at
-        if causal is not None:
-            at = causal.update(self.net, self.p, at)
-        elif self.lost and self.renewed:
-            self.p, self.matrix = solution.p.copy(), None
+        renewed = self._renew(causal)
         if causal is not None or self.judge.held:
             iterations = min(iterations, SHORT_ROUND)
-        if self.weights is not None:
-            at = self.weights.update(self.net, self.p, at)
-        at = self._heavier(at)
-        solution.problem = at
+        at = solution.problem
         objective = self.net.objective(at.x, at.t, at.loss)
         latest, first = self.p, self.done
 
@@ -361,10 +352,27 @@ class _Run:
             self.p = latest
         self.matrix, self.cut = found.state, self.done - first >= iterations
         self.failed = 0 if self.done > first else self.failed + 1
-        renewed = any(pool is not None for pool in pools) or self.weights is not None
         if self.failed >= (MAX_FAILED if renewed else 1):
             solution.stopped = found.message
         return found.fun
+
+    def _renew(self, causal: CausalWeights | None) -> bool:
+        """Draw points and update weights for a round. Returns whether there is anything new."""
+        at = self.problem
+        pools = self._pools(self.rounds) if causal is None else [None] * len(at.terms)
+        between = self.judge.spread(self.renewed if causal is None else [], self._seed(self.rounds), TIMES)
+        pools = [pool if other is None else other for pool, other in zip(pools, between, strict=True)]
+        if any(pool is not None for pool in pools):
+            at = at.resampled(self.net, self.p, pools, self._seed(self.rounds), k=self.k, c=self.c)
+        self.at = at
+        if causal is not None:
+            at = causal.update(self.net, self.p, at)
+        elif self.lost and self.renewed:
+            self.p, self.matrix = self.solution.p.copy(), None
+        if self.weights is not None:
+            at = self.weights.update(self.net, self.p, at)
+        self.solution.problem = self._heavier(at)
+        return self.weights is not None or any(pool is not None for pool in pools)
 
     def _heavier(self, at: ResidualProblem) -> ResidualProblem:
         """The problem with the factors of weights."""
@@ -391,8 +399,9 @@ class _Run:
         return {f"factor {k}": float(self.factors[k]) for k in np.flatnonzero(self.factors != 1.0)}
 
     def _look(self) -> Verdict:
-        last = self.solution.iterations[-1] if self.solution.iterations else self.done
-        short = self.rounds > 0 and self.cut and self.done - last < min(self.every, SHORT_ROUND)
+        short = self.rounds > 0 and self.cut and self.done - self.long < SHORT_ROUND
+        if not short:
+            self.long = self.done
         return self.judge.look(self.p, self.at, self.rounds, short=short)
 
     def _record(self, loss: float, seconds: float, path: Path | None) -> None:
@@ -403,8 +412,8 @@ class _Run:
                 raise TypeError(f"the metric {name} must return a number, got {shown(number)}")
         verdict = self._look()
         self.renewed = sorted({*self.renewed, *(k for k in verdict.differing if k in self.judge.renewable)})
-        second = float(verdict.second.sum())
-        self.lost = second > LOST * self.best
+        second, measured = float(verdict.second.sum()), float(verdict.second[self.judge.held].sum())
+        self.lost = second - measured > LOST * self.best
         noisy = not self.lost and verdict.unseen > SAME * self.unseen  # the round has followed the noise of measurements
         if not (self.lost or noisy):
             solution.p = self.p.copy()
@@ -413,7 +422,7 @@ class _Run:
             solution.message = solution.message.removesuffix(NOISY) + NOISY
         elif not (self.lost and verdict.success):  # a run that loses its result has none to rely on
             solution.success, solution.message = verdict.success, verdict.sentence()
-        self.best = min(self.best, second)
+        self.best = min(self.best, second - measured)
         self.poor = self.lost or not verdict.relative <= POOR
         self._raise_weights(verdict)
         solution.second.append(second)
@@ -430,11 +439,10 @@ class _Run:
     def _save(self, path: Path) -> None:
         s = self.solution
         causal = self.causal and (self.causal.axis, self.causal.settled)
-        known = {
-            "digest": self.digest, "rounds": self.rounds, "failed": self.failed, "done": self.done, "best": self.best,
-            "renewed": self.renewed, "lost": self.lost, "poor": self.poor, "causal": causal, "loss": s.loss, "second": s.second,
-            "unseen": self.unseen, "factors": self.factors.tolist(), "terms": s.terms, "iterations": s.iterations,
-            "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics, "success": s.success, "message": s.message,
+        known = {name: getattr(self, name) for name in STATE} | {
+            "digest": self.digest, "causal": causal, "factors": self.factors.tolist(), "loss": s.loss, "second": s.second,
+            "terms": s.terms, "iterations": s.iterations, "seconds": s.seconds, "weights": s.weights, "metrics": s.metrics,
+            "success": s.success, "message": s.message,
         }  # fmt: skip
         arrays: dict[str, Any] = {
             "p": self.p, "best": s.p, "x": s.problem.x, "t": s.problem.t, "outputs": self.judge.outputs,
@@ -456,7 +464,12 @@ class _Run:
         if known.pop("digest") != self.digest:
             raise ValueError(f"`checkpoint` (={str(path.parent)!r}) is of a run with other settings, problem or start")
         s, self.ended_adam = self.solution, True
-        for name in ("rounds", "failed", "done", "best", "unseen", "renewed", "lost", "poor"):
+        absent = sorted({*STATE, "factors"} - known.keys())
+        if absent:
+            raise ValueError(
+                f"`checkpoint` (={str(path.parent)!r}) is of another version of chains: it has no {listed(absent)}"
+            )
+        for name in STATE:
             setattr(self, name, known.pop(name))
         self.factors = np.array(known.pop("factors"))
         causal = known.pop("causal")

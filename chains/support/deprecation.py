@@ -30,19 +30,20 @@ def renamed_argument(old: str, new: str, end: str) -> Callable[[Callable[P, T]],
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         name = function.__qualname__
+        place = function.__code__.co_varnames.index(new)
         RENAMED.append(Renamed(name, old, new, end))
 
         @wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> T:
             if old in keywords:
+                if new in keywords or len(args) > place:
+                    raise TypeError(f"{name}() takes `{new}`, whose old name is `{old}`: pass one of them")
                 _replace(name, keywords)
             return function(*args, **keywords)
 
         return call
 
     def _replace(name: str, keywords: dict[str, Any]) -> None:
-        if new in keywords:
-            raise TypeError(f"{name}() takes `{new}`, whose old name is `{old}`: pass one of them")
         text = f"the argument `{old}` of {name}() is now called `{new}`; version {end} no longer takes `{old}`"
         warnings.warn(text, DeprecationWarning, stacklevel=levels_outside())
         keywords[new] = keywords.pop(old)

@@ -14,7 +14,8 @@ from benchmarks.harness.timing import Row, Table
 ROOT = Path(__file__).parents[2]
 FILES = sorted(charts.RESULTS.glob("*.json"))
 PAGES = {
-    "attention": "sequences", "burgers": "pinns", "control": "control", "dense": "performance", "dense-avx2": "performance",
+    "attention": "sequences", "burgers": "pinns", "by_hand": "performance", "control": "control",
+    "dense": "performance", "dense-avx2": "performance",
     "ensemble": "ensembles", "events": "ode", "fits": "fits", "gpu": "gpu", "images": "performance", "latency": "performance",
     "recurrent": "sequences", "sde": "noise", "steady": "steady", "ude": "universal",
 }  # fmt: skip

@@ -231,6 +231,12 @@ def test_what_runs_while_tests_are_collected_or_in_few_is_reached_by_those_of_it
     assert found == {6: near if few else [], 7: near}
 
 
+def test_files_of_tests_take_turns():
+    assert mutants.in_turn(["a.py::1", "a.py::2", "a.py::3", "b.py::1", "c.py::1", "b.py::2"]) == [
+        "a.py::1", "b.py::1", "c.py::1", "a.py::2", "b.py::2", "a.py::3"
+    ]  # fmt: skip
+
+
 def test_a_test_that_fails_anyway_finds_nothing(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("def f(): x\n")
     monkeypatch.setattr(mutants, "failing", lambda place, tests, seconds, *, rest: tests[0])

@@ -198,7 +198,7 @@ def test_kernels_compute_what_numpy_computes(target, tmp_path, request):
             here = {made.interface.name: made for made in functions}
             exactly = dict.fromkeys(CLOSE, 0.0)
 
-            def as_here(made, call, n, arrays):  # one sample has code of its own here, whose sums go in another order
+            def as_here(made, call, n, arrays):  # one sample has separate code here, whose sums go in another order
                 return {} if n == 1 and is_straight(call.program) else here[made.name](call.name, n, **arrays)  # noqa: B023
 
             compare(program, printed, as_here, exactly)

@@ -9,6 +9,7 @@ import pytest
 
 import chains
 from chains.interop import from_onnx, to_onnx
+from chains.interop.onnx_formulas import OPERATORS
 from tests.campaign import imports
 
 onnx = pytest.importorskip("onnx")
@@ -129,16 +130,36 @@ def test_an_array_may_have_an_axis_for_each_sample():
     compared(model_of(nodes, (4,), {"i": ints(0), "j": ints(1)}))
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize(("operator", "opset"), [("LayerNormalization", 17), ("RMSNormalization", 23)])
+def test_norms_are_over_axes_after_the_batch(operator, opset, axis):
+    model = model_of([(operator, ["x", "s"], ["y"], {"axis": axis})], (4,), {"s": S}, opset)
+    if axis:
+        compared(model)
+    else:
+        with pytest.raises(ValueError, match="axis must be after the batch, got 0"):
+            from_onnx(model)
+
+
 def test_functions_of_single_numbers_are_one_activation():
     functions = [
-        ("HardSwish", {}), ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}), ("Shrink", {"lambd": 0.2}),
-        ("Selu", {}), ("ThresholdedRelu", {"alpha": 0.1}), ("Tan", {}), ("Elu", {"alpha": 0.5}), ("LeakyRelu", {}),
+        ("LeakyRelu", {}), ("HardSwish", {}),
+        ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}), ("Shrink", {"lambd": 0.2}),
+        ("Selu", {}), ("ThresholdedRelu", {"alpha": 0.1}), ("Tan", {}), ("Elu", {"alpha": 0.5}),
     ]  # fmt: skip
     names = ["x", *(f"h{k}" for k in range(len(functions) - 1)), "y"]
     nodes = [(name, [a], [b], given) for (name, given), a, b in zip(functions, names[:-1], names[1:], strict=True)]
     for k in range(1, len(nodes) + 1):
         *before, (name, ins, _, given) = nodes[:k]
         assert len(compared(model_of([*before, (name, ins, ["y"], given)], (4,), {})).layers) == 1
+
+
+def test_attributes_of_functions_may_be_left_out():
+    kinds = {name: onnx.defs.get_schema(name).attributes.values() for name in OPERATORS if onnx.defs.has(name)}
+    optional = [name for name, given in kinds.items() if given and not any(each.required for each in given)]
+    assert {"Elu", "LeakyRelu", "Selu", "Celu", "HardSigmoid", "Shrink", "ThresholdedRelu", "Gelu"} <= set(optional)
+    for name in optional:
+        compared(model_of([(name, ["x"], ["y"])], (50,), {}, onnx.defs.get_schema(name).since_version))
 
 
 SUMS = {

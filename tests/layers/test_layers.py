@@ -413,6 +413,20 @@ def test_repr_names_the_layer(case):
     assert type(case.layers[-1]).__name__ in repr(case.layers[-1])
 
 
+class Named(chains.Softmax):
+    def __init__(self, kind="x", other="y", number=1):
+        self.kind, self.other, self.number = kind, other, number
+
+
+Named.__init__.__module__ = "chains.named"  # settings of built-in layers are printed
+
+
+@pytest.mark.parametrize("text", ["Named(1)", "Named(other='z', number=1)", "Named('z', 'y', 1)", "Named('z', 'z', 2)"])
+def test_settings_after_one_that_is_left_out_have_names(text):
+    made = eval(text)
+    assert vars(eval(repr(made))) == vars(made)
+
+
 def test_repr_can_be_evaluated():
     for text in ("Dense(3, 4, tanh)", "Dense(3, 4, bias=False)", "Dropout(0.25)", "Reshape(2, -1)", "Flatten()",
                  "Residual(Dense(3, 3))", "Residual(Dense(3, 4), shortcut=Dense(3, 4), activation=tanh)",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from chains import ODE, Chain, Dense, Equations, MSELoss, ode_steps, tanh
-from chains.expr import sin
+from chains.expr import exp, sin
 from tests.harness import BACKENDS, assert_close, central_difference
 
 TIMES = (0.25, 0.5, 1.0, 1.3, 2.0)
@@ -142,6 +144,19 @@ def test_exported_c_has_the_same_events():
     net, p, x = driven("native", method="midpoint", steps=3)
     y = support.loaded(support.interface(net, "float64", p=p))("forward", 4, x=x)["y"]
     assert_close(y, net(x, p), 1e-13)
+
+
+@pytest.mark.parametrize("rate", [8.0, 12.0])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_events_of_any_steepness_are_found(name, rate):
+    """At the end of the step, the event is e to a power of hundreds. The derivatives of the time need its slope at the root."""
+    steep = Equations(lambda h, v: exp(rate * (0.5 - h)) - 1.0, ("h", "v"))
+    net = Chain(ODE(FALL, (0.0, 1.0, 2.0), event=steep, rtol=1e-6, max_steps=40), backend=name)
+    y, slopes, bends = net.derivatives(np.array([9.81]), np.array([[3.0, 0.0]]), order=2)
+    end = math.sqrt(2.0 * 2.5 / 9.81)
+    assert_close(y[0, -1], [0.5, -9.81 * end, end], 1e-12)
+    assert_close(slopes[0, -1, 2, 0], 1.0 / (9.81 * end), 1e-11)
+    assert_close(bends[0, -1, 2, 0], -1.0 / (9.81**2 * end**3), 1e-11)
 
 
 @pytest.mark.parametrize("settings", [{"method": "midpoint", "steps": 3}, {"rtol": 1e-6, "max_steps": 20}])

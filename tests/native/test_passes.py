@@ -9,7 +9,22 @@ import numpy as np
 import pytest
 
 import chains
-from chains import SGD, Adam, BatchNorm, Chain, Conv, CrossEntropyLoss, Dense, Flatten, MaxPool, Scale, SquaredLoss, relu, tanh
+from chains import (
+    ODE,
+    SGD,
+    Adam,
+    BatchNorm,
+    Chain,
+    Conv,
+    CrossEntropyLoss,
+    Dense,
+    Flatten,
+    MaxPool,
+    Scale,
+    SquaredLoss,
+    relu,
+    tanh,
+)
 from chains.backends import UnsupportedOperationError
 from chains.backends.numpy.backend import NumpyBackend
 from chains.network import record
@@ -25,6 +40,7 @@ from chains.backends.native.plan import passes
 from chains.backends.native.plan.execution_plan import ExecutionPlan
 from chains.backends.native.plan.fused_update import fuse_update_into_large_products, fuse_update_into_tiles
 from chains.backends.native.plan.layout import pad_rows
+from chains.backends.native.plan.one_sample import write_loops_for_one_sample
 from chains.backends.native.plan.passes import PASSES, lines_of, name_of, plan_of
 from chains.backends.native.plan.teams import partition_rows
 from chains.backends.native.plan.tiles import point_to_rows
@@ -120,6 +136,7 @@ OPTIONAL = {
     partition_rows: NARROW,
     fuse_update_into_tiles: NARROW,
     point_to_rows: NARROW,
+    write_loops_for_one_sample: Chain(ODE(SMALL, [0.0, 1.0], "rk4", steps=3)),
 }
 
 
@@ -292,6 +309,10 @@ def a_loop_without_a_step():
     return replace(plan, segments=(segment.with_tiled(steps), *rest))
 
 
+def a_product_twice_for_one_sample():
+    return on_first(stage(SMALL, "outline alike"), lambda step: step.batched, lambda step: replace(step, single=True))
+
+
 def one_place_for_all():
     plan = stage(SMALL, "place tile scratch")
     return replace(plan, scratch=replace(plan.scratch, batched=dict.fromkeys(plan.scratch.batched, 0)))
@@ -316,6 +337,7 @@ BROKEN = {
     rows_of_no_whole_vectors: "packed weights fit",
     a_kernel_with_maps_of_another: "products are described as they are",
     a_loop_without_a_step: "loops have their steps",
+    a_product_twice_for_one_sample: "only loops have code for one sample",
     a_sum_left_out: "sums are listed",
     no_barriers: "barriers keep threads apart",
     a_buffer_without_address: "tables hold all buffers",

@@ -171,3 +171,8 @@ def test_maps_of_rows_shorter_than_a_vector(width, dtype):
         np.testing.assert_allclose(binding.arrays["y"], wanted, rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(binding.arrays["z"], wanted * arrays["row"] - arrays["own"], rtol=tolerance, atol=tolerance)
         np.testing.assert_allclose(binding.arrays["apart"], between, rtol=tolerance, atol=tolerance)
+
+
+def test_a_small_network_needs_little_memory():
+    program = sized((1, 2, 3), "float32")
+    assert native(1).scratch_bytes(program, 1) < 2**16

@@ -29,8 +29,8 @@ from chains.network.stepping import Stepping
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native.llvm import emit
-from chains.backends.native.llvm.emit import I64, PTR, Module, Type, Value, integer, number
-from chains.backends.native.llvm.straight import FALSE, TRUE, Straight
+from chains.backends.native.llvm.emit import FALSE, I64, PTR, TRUE, Module, Type, Value, integer, number
+from chains.backends.native.llvm.straight import Straight
 from chains.backends.native.llvm.target import processor
 from chains.backends.native.support import is_straight
 from tests.native import test_vectormath

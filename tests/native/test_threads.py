@@ -19,7 +19,13 @@ from tests import harness
 pytest.importorskip("llvmlite", reason="the native backend needs llvmlite")
 
 from chains.backends.native import NativeBackend, memory_plan
-from chains.backends.native.memory_plan import MAX_THREADS_PER_PROCESSOR, MIN_THREAD_OPERATIONS, suitable_threads
+from chains.backends.native.memory_plan import (
+    GAP_BYTES,
+    MAX_THREADS_PER_PROCESSOR,
+    MIN_THREAD_OPERATIONS,
+    MemoryPlan,
+    suitable_threads,
+)
 from tests.native.support import (
     LINUX,
     all_finished,
@@ -195,3 +201,14 @@ def test_memory_is_flat_over_many_bindings_and_programs():
     bound, compiled = in_process(binding_many)
     assert bound < 2 << 20
     assert compiled < 300 * 16 << 10  # LLVM keeps some 9 kB of each
+
+
+def test_what_threads_write_is_not_adjacent():
+    """Processors fetch the lines that follow those in use: another thread would lose them."""
+    compiled = native(2).compile(gradient_program(Chain(Dense(4, 32, tanh), Dense(32, 4)), "float32"))
+    plan = MemoryPlan(compiled.signature, 200_000, 2, compiled.work)
+    assert plan.threads == 2
+    sizes = [compiled.signature.table[number].nbytes for number in compiled.signature.sums]
+    pairs = [(*plan.tiles, compiled.signature.tile_bytes), *zip(*plan.block_sums, sizes, strict=True)]
+    assert all(second - first >= nbytes + GAP_BYTES for first, second, nbytes in pairs)
+    assert MemoryPlan(compiled.signature, 200_000, 1, compiled.work).nbytes < plan.nbytes / 2

@@ -220,3 +220,14 @@ def test_an_interrupt_is_heard(batch_size):
     assert finite
     assert steps == counted > 0
     assert epochs == 2
+
+
+def test_bytes_are_numbers_from_0_to_255():
+    x, t = np.arange(236, 256, dtype=np.uint8).reshape(10, 2), np.ones((10, 1), np.float32)
+    ends = []
+    for name, samples in (("native", x), ("native", x.astype(np.float32))):
+        net = Chain(Dense(2, 1), backend=name)
+        p = net.init(seed=0)
+        train(net, p, samples, t, SquaredLoss(), SGD(1e-6), epochs=1, batch_size=5)
+        ends.append(p)
+    np.testing.assert_array_equal(*ends)

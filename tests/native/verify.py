@@ -15,6 +15,7 @@ from chains.backends.native.kernels import winograd
 from chains.backends.native.operations import Relayout
 from chains.backends.native.plan.execution_plan import ExecutionPlan, PlanStep, Segment, Work
 from chains.backends.native.plan.fused_update import left_over
+from chains.backends.native.plan.one_sample import KINDS
 from chains.backends.native.plan.segments import MIN_TEAM_ELEMENTS
 from chains.backends.native.plan.teams import works_in_turn
 from chains.backends.native.plan.tiles import is_of_tile, moments
@@ -280,6 +281,14 @@ def loops_have_their_steps(plan: ExecutionPlan) -> Problems:
             yield f"`{step.operation}` of {step.operation.label} has the steps {[str(inner.operation) for inner in step.body]}"
 
 
+def only_loops_have_code_for_one_sample(plan: ExecutionPlan) -> Problems:
+    """And only those whose kernels store by the frame's function, which knows what it has stored."""
+    for step in _all_steps(plan):
+        inner = [each.operation for each in step.all][1:]
+        if step.single and not (inner and all(isinstance(operation, KINDS) for operation in inner)):
+            yield f"`{step.operation}` of {step.operation.label} has code for one sample"
+
+
 def sums_are_listed(plan: ExecutionPlan) -> Problems:
     listed_yet = plan.scratch is not None or any(segment.sums for segment in plan.segments)
     for segment in plan.segments if listed_yet else ():
@@ -396,6 +405,7 @@ CHECKS: tuple[Callable[[ExecutionPlan], Problems], ...] = (
     packed_weights_fit,
     products_are_described_as_they_are,
     loops_have_their_steps,
+    only_loops_have_code_for_one_sample,
     sums_are_listed,
     barriers_keep_threads_apart,
     tables_hold_all_buffers,

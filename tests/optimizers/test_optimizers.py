@@ -393,3 +393,9 @@ def test_own_optimizers_may_read_their_numbers_while_recording():
         p = np.ones(3)
         Updater(Halving(0.5, power=power), p)(np.ones(3))
         np.testing.assert_allclose(p, 1 - 0.5 * (math.exp(-2) if power > 1 else 1))
+
+
+def test_a_schedule_of_the_user_can_be_pickled():
+    """It is kept as a formula."""
+    made = schedules.warmup(lambda step: 0.1 / (1.0 + step), 3)
+    assert [pickle.loads(pickle.dumps(made))(step) for step in (0.0, 3.0, 5.0)] == [made(step) for step in (0.0, 3.0, 5.0)]

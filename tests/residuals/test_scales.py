@@ -170,3 +170,22 @@ def test_points_drawn_anew_are_scaled():
 def test_other_scales_are_refused(scales, error, text):
     with pytest.raises(error, match=text):
         cooling(scales=scales)
+
+
+def test_a_formula_may_divide_by_its_data():
+    """All formulas run at all points, also at those of other terms, which have no such data."""
+    x = np.linspace(0.0, 1.0, 5)[:, None]
+    terms = [
+        Term(lambda u: u - 1.0, x),
+        Term(lambda u, c: u.x - 1.0 / c, x, data={"c": [2.0, 4.0, 2.0, 4.0, 2.0]}),
+        Term(lambda u, c: u - 3.0 / c, x, data={"c": [1.0, 3.0, 1.0, 3.0, 1.0]}),
+    ]
+    problem = ResidualProblem(("x",), ("u",), terms)
+    net = Chain(Dense(1, 1))
+    value, gradient = net.value_and_grad(np.array([0.5, 0.0]), problem.x, problem.t, problem.loss)
+    u = 0.5 * x[:, 0]
+    wanted = (
+        np.mean((u - 1.0) ** 2) + np.mean([0.0, 0.25**2, 0.0, 0.25**2, 0.0]) + np.mean((u - [3.0, 1.0, 3.0, 1.0, 3.0]) ** 2)
+    )
+    assert value == pytest.approx(wanted)
+    assert np.isfinite(gradient).all()

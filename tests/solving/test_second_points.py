@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from chains import Chain, Dense, ResidualProblem, Term, solve, tanh
+from chains.residuals.problem import with_terms
 from chains.solving.growth import growth
-from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, measured_at
+from chains.solving.second_points import LARGEST_RESIDUAL, Judge, fresh_points, held_out, only_at
 
 NONE = np.empty((0, 2))
 
@@ -116,10 +117,12 @@ def test_growth_from_the_start_is_that_of_the_linear_equations(outputs, equation
     start = (
         [Term(lambda n: n - 10.0, np.zeros((1, 1)))] if outputs == "n" else [Term(lambda a, b: (a - 10.0, b), np.zeros((1, 1)))]
     )
-    problem = ResidualProblem(("t",), tuple(outputs), [equation, *start], scales={})
-    net = Chain(Dense(1, len(outputs)))
-    p = np.zeros(net.n_params)  # the outputs are their offsets, those of the start
-    assert growth(net, p, problem) == pytest.approx(wanted, rel=1e-4)
+    measured = Term(lambda k: k - 1.0, np.full((3, 1), 5.0), data={"k": np.ones(3)})  # data of another term changes nothing
+    for terms in ([equation, *start], [equation, *start, measured]):
+        problem = ResidualProblem(("t",), tuple(outputs), terms, scales={})
+        net = Chain(Dense(1, len(outputs)))
+        p = np.zeros(net.n_params)  # the outputs are their offsets, those of the start
+        assert growth(net, p, problem) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_solution_that_grows_and_is_not_right_names_the_remedy():
@@ -160,19 +163,34 @@ def measured(count, noise=0.0):
     return ResidualProblem(("x",), ("u", "a"), terms)
 
 
-def test_a_tenth_of_many_measurements_is_held_out():
+def test_a_tenth_of_many_points_with_data_is_held_out():
     problem = measured(400)
     equation, held = held_out(problem, 0, [0, 1])
     assert equation is None
     assert held.sum() == 20
     assert not held[200:].any()  # of weight 0
     for rows in (held, ~held):
-        part = measured_at(problem, [None, rows])
+        part = only_at(problem, [None, rows])
         np.testing.assert_array_equal(np.flatnonzero(part.t[400:, 1]), np.flatnonzero(rows[:200]))
         np.testing.assert_allclose(part.t[:, :2].sum(axis=0), problem.t[:, :2].sum(axis=0), rtol=1e-12)
-        np.testing.assert_array_equal(part.t[:400], problem.t[:400])
+        np.testing.assert_array_equal(part.t[:400, :2], problem.t[:400, :2])
     assert held_out(measured(198), 0, [0, 1]) == [None, None]  # 99 measurements
     assert held_out(problem, 0, [0]) == [None, None]
+
+
+def test_equations_with_data_are_looked_at_where_they_were_not_trained():
+    """The network fits u'' = f at the points of training, and f has a jump elsewhere."""
+    x = np.linspace(0.0, 1.0, 200)[:, None]
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, f: u.x - f, x, data={"f": np.ones(200)})])
+    held = held_out(problem, 0, [0])
+    term = replace(problem.terms[0], data={"f": np.where(held[0], 3.0, 1.0)})
+    judge = Judge(Chain(Dense(1, 1)), np.array([1.0, 0.0]), with_terms(problem, [term]), [None], 0, held)
+    verdict = judge.look(np.array([1.0, 0.0]), only_at(problem, [~held[0]]))
+    assert verdict.terms[0] == pytest.approx(0.0, abs=1e-12)
+    assert verdict.second[0] == pytest.approx(4.0)
+    assert verdict.differing == [0]
+    assert not verdict.success
+    assert verdict.unseen == 0.0  # no measurements
 
 
 def test_unseen_measurements_have_their_own_loss():
@@ -182,7 +200,7 @@ def test_unseen_measurements_have_their_own_loss():
     held = held_out(problem, 0, [0, 1])
     judge = Judge(net, p, problem, [None, None], 0, held)
     squares = 0.01 * np.random.default_rng(0).normal(size=400) ** 2  # of the noise
-    verdict = judge.look(p, measured_at(problem, [None, ~held[1]]))
+    verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
     assert verdict.unseen == pytest.approx(squares[held[1]].mean(), rel=1e-12)
     exact = Judge(net, p, measured(400), [None, None], 0, held).look(p, problem)
     assert 0.0 < exact.unseen < 1e-5  # not zero, so that small differences between small losses do not count
@@ -197,3 +215,43 @@ def test_conditions_that_are_left_behind_are_found(slope, wanted):
     p = np.array([slope, 0.3])
     judge = Judge(Chain(Dense(1, 1)), p, problem, [None, None], 0)
     assert judge.behind(judge.look(p, problem)) == wanted
+
+
+def test_a_coarse_equation_is_no_success():
+    """The network has no residual at nine points, and between them nothing is known."""
+    for count, candidates, wanted in [(9, None, False), (9, np.linspace(0.0, 1.0, 40)[:, None], True), (10, None, True)]:
+        start = Term(lambda u: u, np.zeros((1, 1)))
+        problem = ResidualProblem(("x",), ("u",), [Term(lambda u: u.x - 1.0, np.linspace(0.0, 1.0, count)[:, None]), start])
+        p = np.array([1.0, 0.0])
+        verdict = Judge(Chain(Dense(1, 1)), p, problem, [candidates, None], 0).look(p, problem)
+        assert verdict.success == wanted
+        assert ("too few points" in verdict.sentence()) != wanted
+
+
+def test_measurements_alone_are_no_success():
+    x = np.linspace(0.0, 1.0, 200)[:, None]
+    problem = ResidualProblem(("x",), ("u",), [Term(lambda u, seen: u - seen, x, data={"seen": x[:, 0]})])
+    p = np.array([1.0, 0.0])
+    verdict = Judge(Chain(Dense(1, 1)), p, problem, [None], 0, held_out(problem, 0, [0])).look(p, problem)
+    assert not verdict.success
+    assert "measurements alone" in verdict.sentence()
+
+
+def test_noise_is_no_want_of_points():
+    """The equation is wrong; measurements are fitted at their points and not between them."""
+    problem = measured(400)
+    held = held_out(problem, 0, [0, 1])
+    noisy = replace(problem.terms[1], data={"seen": np.where(held[1], 9.0, np.linspace(0.0, 1.0, 400))})
+    p = np.array([1.0, 0.0, 0.0, 2.0])  # u = x, a = 2
+    judge = Judge(Chain(Dense(1, 2)), p, with_terms(problem, [problem.terms[0], noisy]), [None, None], 0, held)
+    verdict = judge.look(p, only_at(problem, [None, ~held[1]]))
+    assert verdict.second[1] > 1e9 * verdict.terms[1]
+    assert "of its size" in verdict.sentence()
+
+
+def test_a_term_without_weight_is_looked_at_in_silence():
+    term = Term(lambda u: u.x, np.linspace(0.0, 1.0, 30)[:, None])
+    other = Term(lambda u: u.xx - 1.0, term.points, weight=np.zeros(30))
+    problem = ResidualProblem(("x",), ("u",), [term, other])
+    p = np.zeros(2)
+    assert Judge(Chain(Dense(1, 1)), p, problem, [None, None], 0).look(p, problem).relative == 0.0

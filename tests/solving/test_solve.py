@@ -12,7 +12,7 @@ from chains.expr import sin
 from chains.solving import second_points
 from chains.solving.causal import time_axis
 from chains.solving.second_points import Judge, Verdict
-from chains.solving.solve import ADAM_STRETCH, HEAVIER, NOISY
+from chains.solving.solve import ADAM_STRETCH, HEAVIER, NOISY, STATE
 from chains.training.folder_lock import FolderLock
 
 OPTIONS = {"adam": 150, "iterations": 90, "every": 30, "progress": False}
@@ -90,6 +90,14 @@ def test_checkpoints_are_refused_where_they_are_damaged_or_of_another_run(tmp_pa
         run(checkpoint=tmp_path, resume=True)
     with pytest.raises(ValueError, match="`checkpoint` must be a path"):
         run(checkpoint="")
+
+
+def test_checkpoints_of_other_versions_are_refused(monkeypatch, tmp_path):
+    with monkeypatch.context() as older:
+        older.setattr("chains.solving.solve.STATE", [name for name in STATE if name not in ("long", "unseen")])
+        run(iterations=0, checkpoint=tmp_path)
+    with pytest.raises(ValueError, match="of another version of chains: it has no long, unseen"):
+        run(checkpoint=tmp_path, resume=True)
 
 
 def test_an_interrupted_run_has_what_is_best_so_far(tmp_path):
@@ -245,6 +253,35 @@ def test_a_state_that_follows_the_noise_of_measurements_is_no_result(monkeypatch
     assert len(looked) == 4
     np.testing.assert_array_equal(found.p, looked[2])
     assert found.message.endswith(NOISY)
+
+
+def test_noise_of_measurements_is_no_lost_run(monkeypatch):
+    """The fit of unseen measurements gets a thousand times worse; the equation holds throughout."""
+    x = np.linspace(0.0, 1.0, 120)[:, None]
+    law, start = Term(lambda u: u.x - 1.0, x), Term(lambda u: u, x[:1])
+    problem = ResidualProblem(("x",), ("u",), [law, start, Term(lambda u, y: u - y, x, data={"y": x[:, 0]})])
+    look, looked = Judge.look, []
+
+    def seen(*arguments, **options):
+        looked.append(arguments[1].copy())
+        fit = 1.0 if len(looked) < 3 else 1e3
+        return replace(look(*arguments, **options), second=np.array([1e-4, 1e-4, fit]), unseen=fit, relative=1e-3, change=0.0)
+
+    monkeypatch.setattr(Judge, "look", seen)
+    net = Chain(Dense(1, 2, tanh), Dense(2, 1))
+    found = solve(net, net.init(0, np.float64), problem, adam=5, iterations=6, every=3, progress=False)
+    np.testing.assert_array_equal(found.p, looked[1])
+    assert found.success
+    assert found.message.endswith(NOISY)
+
+
+def test_rounds_of_few_iterations_do_not_make_outputs_settled(monkeypatch):
+    """Each changes little; all of them change much."""
+    monkeypatch.setattr(second_points, "LARGEST_RESIDUAL", np.inf)
+    net, p, problem, _ = growth()
+    found = solve(net, p, problem, adam=10, iterations=90, every=1, progress=False)
+    assert not found.success
+    assert "outputs changed" in found.message
 
 
 def between_ends():

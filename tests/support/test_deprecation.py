@@ -28,9 +28,10 @@ def test_the_old_name_warns_at_the_line_that_has_it():
     assert warning.filename == __file__
 
 
-def test_both_names_are_refused():
+@pytest.mark.parametrize(("args", "given"), [((), {"new": 3}), ((3,), {})], ids=["by name", "by position"])
+def test_both_names_are_refused(args, given):
     with pytest.raises(TypeError, match=r"twice\(\) takes `new`, whose old name is `old`: pass one of them"):
-        twice(new=3, old=3)
+        twice(*args, **given, old=3)
 
 
 def test_draws_were_called_n():

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
+EIGEN = [Path(folder) / "include/eigen3" for folder in ("/usr", "/usr/local", "/opt/homebrew")]  # where its headers may be
+BY_EIGEN = ("dense", "single", "digits", "equation", "normal")  # the programs that `eigen.cpp` has too
 MARCH = {16: "native", 8: "haswell"}  # by the floats in a vector
 
 
@@ -44,6 +46,12 @@ def compilers(clang: Sequence[str] = ()) -> list[Compiler]:
     return [*found, Compiler("clang", words)] if words else found
 
 
+def eigen() -> Path | None:
+    """The folder of Eigen's headers, if there is one, and a compiler for them."""
+    known = [folder for folder in EIGEN if (folder / "Eigen" / "Dense").exists()]
+    return known[0] if known and shutil.which("g++") else None
+
+
 @dataclass(frozen=True)
 class Builder:
     """Compiles into a folder, for one vector width."""
@@ -51,6 +59,7 @@ class Builder:
     folder: Path
     floats: int  # in a vector
     compilers: tuple[Compiler, ...]
+    libraries: tuple[str, ...] = ()  # of Python that take part
 
     def library(self, source: Path, compiler: Compiler, *options: str) -> ctypes.CDLL:
         """A shared library of one source; the one that the folder has, if nothing has changed."""
@@ -66,11 +75,14 @@ class Builder:
         return ctypes.CDLL(str(path))
 
     def programs(self, name: str) -> dict[str, ctypes.CDLL]:
-        """A program by hand and the one in plain C, by each compiler."""
+        """A program by hand, the one in plain C, by each compiler, and the one in C++ on Eigen's matrices."""
         found = {}
         for kind, source, define in (("by hand", name, [f"-DWIDTH={self.floats}"]), ("plain C", "plain", [])):
             for compiler in self.compilers:
                 found[f"{kind}, {compiler.name}"] = self.library(HERE / f"{source}.c", compiler, "-O3", "-ffast-math", *define)
+        if name in BY_EIGEN and (folder := eigen()) is not None:
+            options = ("-std=c++17", "-O3", "-ffast-math", "-DNDEBUG", f"-I{folder}")
+            found["Eigen, g++"] = self.library(HERE / "eigen.cpp", Compiler("g++", ("g++",)), *options)
         return found
 
     @property

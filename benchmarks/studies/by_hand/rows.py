@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,21 @@ import numpy as np
 
 import chains
 from benchmarks.harness.machine import blas_modes
+from benchmarks.harness.timing import Contestant as Stepper
 from benchmarks.peers.chains_dense import network, settings
 from benchmarks.problems import matrix_exp
 from benchmarks.problems.dense import Problem, initial, value_and_grad
+from benchmarks.studies.by_hand import peers
 from benchmarks.studies.by_hand.builds import Builder, aligned, function
 from chains import GRU, ODE, Adam, Chain, Conv, Dense, MaxPool, MSELoss, SquaredLoss, relu, tanh
 
 PADDED = 768  # the parameters of 4-32-16-4 by hand, a multiple of every vector
 DIGITS, HIDDEN = (784, 30, 10), 1_000  # sizes; steps of a run
 MEMBERS, SAMPLES = 1_000, 64
+CALLS = 100  # from Python, of one sample
+
+
+Others = Callable[[np.ndarray, np.ndarray], Iterable[peers.Peer]]  # of the parameters and the outputs
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,12 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """A problem with its contestants. Answers may differ by `tolerance`, relatively."""
+    """A problem with its contestants. Answers may differ by `tolerance`, relatively, those of libraries by `of_libraries`."""
 
     title: str
     contestants: list[Contestant]
     tolerance: float
+    of_libraries: float = 1e-5
 
 
 # Training steps
@@ -56,9 +63,23 @@ def dense(builder: Builder, samples: int, threads: int) -> Row:
     for name, library in programs.items():
         if threads == 1 or name.startswith("by hand"):
             found.append(_stepped(name, function(library, "train", ctypes.c_double), problem, threads, count))
+    found += [_of_stepper(each, problem, count) for each in (peers.steps(builder.libraries, problem) if threads == 1 else ())]
     plural = "s" * (threads > 1)
     title = f"4-32-16-4, {samples:,} sample{'s' * (samples > 1)}, a step of Adam, {threads} thread{plural}"
-    return Row(title, found, 1e-7 if samples > 1 else 1e-5)
+    alone = samples == 1  # a loss near zero; libraries compute Adam's corrections in float32
+    return Row(title, found, 1e-5 if alone else 1e-7, 1e-3 if alone else 1e-5)
+
+
+def _of_stepper(each: Stepper, problem: Problem, count: int) -> Contestant:
+    """Another library. Its steps in a call are a multiple of its chunk; its answer is judged by its own rounding."""
+    count = -(-count // each.chunk) * each.chunk
+
+    def start() -> None:
+        each.prepare()
+        each.start()
+
+    judged = _judged(problem, start, partial(each.run, 100), each.result)
+    return Contestant(each.name, count, start, partial(each.run, count), judged)
 
 
 def _trained(name: str, problem: Problem, threads: int, count: int) -> Contestant:
@@ -109,6 +130,8 @@ def digits(builder: Builder, samples: int, count: int) -> Row:
     found = [_epochs(problem, count)]
     for name, library in builder.programs("digits").items():
         found.append(_descended(name, function(library, "digits", ctypes.c_double), problem, order, count))
+    judged = np.concatenate([np.arange(samples), order[samples:]])  # in this order for the answer
+    found += [_of_stepper(each, problem, count) for each in peers.batches(builder.libraries, problem, judged)]
     return Row(f"784-30-10, batch 10 of {samples:,}, gradient descent, {count:,} steps in a call, 1 thread", found, 1e-6)
 
 
@@ -177,7 +200,17 @@ def ensemble(builder: Builder) -> Row:
     found = [contestant("chains, `train`", by_chains)]
     for name, library in builder.programs("members").items():
         found.append(contestant(name, by_hand(function(library, "members", ctypes.c_double))))
+    named = {each.name: begun[:, each.start : each.stop].reshape(MEMBERS, *each.shape) for each in net.layout}
+    for each in peers.members(builder.libraries, x, t, named):
+        found.append(contestant(each.name, partial(_moved, each, count)))
     return Row(f"{MEMBERS:,} networks 2-8-8-1, {SAMPLES} samples, a step of Adam of all, 1 thread", found, 1e-6)
+
+
+def _moved(each: Stepper, steps: int, p: np.ndarray) -> None:
+    """Steps of another library, from its own start to these parameters."""
+    each.start()
+    each.run(steps)
+    p[...] = each.result()
 
 
 # Calls of one sample from C
@@ -203,6 +236,9 @@ def forward(builder: Builder) -> Row:
 
     found = [contestant(name, library.model_forward) for name, library in _exported(builder, net)]
     found += [contestant(name, library.forward) for name, library in builder.programs("single").items()]
+    x, y = problem.x, np.zeros((1, 4), np.float32)
+    others = [*peers.outputs(builder.libraries, net, x, problem.p, y), *peers.dense_outputs(builder.libraries, problem, x, y)]
+    found += [_of_peer(each, y) for each in others]
     return Row("4-32-16-4, the outputs of one sample, called from C", found, 1e-6)
 
 
@@ -275,6 +311,21 @@ def stream(builder: Builder) -> Row:
     return Row("GRU 4 -> 32 and Dense(32, 1), a step of a sequence, called from C", found, 1e-5)
 
 
+def _of_peer(each: peers.Peer, y: np.ndarray) -> Contestant:
+    """A library that fills `y` when it is called from Python."""
+
+    def answer() -> float:
+        y[...] = 0.0
+        each.run()
+        return float(y.sum())
+
+    def run() -> None:
+        for _ in range(CALLS):
+            each.run()
+
+    return Contestant(each.name, CALLS, lambda: None, run, answer)
+
+
 # Outputs of other networks
 
 
@@ -283,7 +334,11 @@ def images(builder: Builder) -> Row:
     layers = (Conv(1, 6, 5, activation=relu), MaxPool(2), Conv(6, 16, 5, activation=relu), MaxPool(2))
     net = Chain(*layers, input_shape=(1, 28, 28), backend="native")
     x = np.random.default_rng(0).uniform(size=(256, 1, 28, 28)).astype(np.float32)
-    return _outputs(builder, "images", net, x, "LeNet-5's convolutions, 256 images, 1 thread")
+
+    def others(p: np.ndarray, y: np.ndarray) -> list[peers.Peer]:
+        return [*peers.outputs(builder.libraries, net, x, p, y), *peers.images(builder.libraries, x, p, y)]
+
+    return _outputs(builder, "images", net, x, "LeNet-5's convolutions, 256 images, 1 thread", others)
 
 
 def equation(builder: Builder) -> Row:
@@ -291,10 +346,11 @@ def equation(builder: Builder) -> Row:
     rhs = Chain(Dense(2, 5, tanh), Dense(5, 5, tanh), Dense(5, 5, tanh), Dense(5, 2))
     net = Chain(ODE(rhs, [0.0, 1.0], "rk4", steps=100), backend="native")
     x = np.array([[0.5, -0.3]], np.float32)
-    return _outputs(builder, "equation", net, x, "100 steps of RK4 of 2-5-5-5-2, one trajectory, 1 thread")
+    title = "100 steps of RK4 of 2-5-5-5-2, one trajectory, 1 thread"
+    return _outputs(builder, "equation", net, x, title, lambda p, y: peers.equation(builder.libraries, x, p, y))
 
 
-def _outputs(builder: Builder, name: str, net: Chain, x: np.ndarray, title: str) -> Row:
+def _outputs(builder: Builder, name: str, net: Chain, x: np.ndarray, title: str, others: Others) -> Row:
     p = net.init(0)
     y = np.array(net(x, p))
 
@@ -313,6 +369,7 @@ def _outputs(builder: Builder, name: str, net: Chain, x: np.ndarray, title: str)
     found = [contestant("chains, from Python", lambda: net(x, p, out=y))]
     for kind, library in builder.programs(name).items():
         found.append(contestant(kind, partial(function(library, name), len(x), x, p, y)))
+    found += [contestant(each.name, each.run) for each in others(p, y)]
     return Row(title, found, 1e-5)
 
 
@@ -343,6 +400,7 @@ def normal(builder: Builder) -> Row:
     found = [contestant("chains, from Python", kept, SAMPLES)]  # its loss is a mean
     for kind, library in builder.programs("normal").items():
         found.append(contestant(kind, partial(function(library, "normal", ctypes.c_double), x, t, p, matrix, g), 1))
+    found += [contestant(each.name, each.run, 1) for each in peers.normal(builder.libraries, x, t, p, matrix, g)]
     return Row(f"normal equations of 2-8-8-1, {SAMPLES} samples, float64, 1 thread", found, 1e-12)
 
 

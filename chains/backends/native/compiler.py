@@ -13,12 +13,14 @@ from chains.backends.base import UnsupportedOperationError
 from chains.backends.native.driver import share, write_driver
 from chains.backends.native.kernels.elementwise import Frame, RowPointers, lower_shared_map
 from chains.backends.native.kernels.gemm import lower_large
-from chains.backends.native.kernels.outline import FALSE, Outlines
+from chains.backends.native.kernels.outline import Outlines
 from chains.backends.native.kernels.samples import begin_prefetch, list_rows
 from chains.backends.native.kernels.steps import lower
 from chains.backends.native.llvm.emit import (
+    FALSE,
     I64,
     PTR,
+    TRUE,
     Function,
     Module,
     Type,
@@ -28,7 +30,7 @@ from chains.backends.native.llvm.emit import (
     real_type,
     restore_subnormals,
 )
-from chains.backends.native.llvm.straight import TRUE, Straight
+from chains.backends.native.llvm.straight import Straight
 from chains.backends.native.llvm.struct import ROW_POINTERS
 from chains.backends.native.llvm.target import Processor
 from chains.backends.native.memory_plan import Signature, Slot
@@ -113,14 +115,17 @@ class Compiler:
             self._write_straight(name, numbers)
             return
         f = Function(self.module, name, [(PTR, "table"), (PTR, "scratch"), *numbers])
-        scratch, start, count, first = f.arguments[1:5]
+        scratch, start, count = f.arguments[1:4]
         positions = plan.positions | {buffer: plan.sum_positions[buffer] for buffer in own or ()}
         bases: dict[Buffer, Value] = {}
 
         def begin(buffer: Buffer, element: Type) -> Value:
             offset = plan.offset(buffer)
             if offset is not None:
-                return f.address(scratch, integer(offset), Type("i8"))
+                place = f.address(scratch, integer(offset), Type("i8"))
+                if plan.has_single_loops:
+                    f.region(place)
+                return place
             pointer = self._word(f, positions[buffer])
             return f.address(pointer, f.mul(start, buffer.size), element) if buffer.batched else pointer
 
@@ -132,15 +137,9 @@ class Compiler:
                 bases[buffer] = begin(buffer, element)
             return f.address(bases[buffer], integer(view.offset), element)
 
-        frame = Frame(
-            f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned),
-            lambda buffer: plan.offset(buffer) is not None, plan.laned, plan.workspace_offset,
-        )  # fmt: skip
+        frame = frame_of(f, plan, base, count, start)
         if own is not None:
-            frame.first, frame.whole = (f.compare("ne", flag, integer(0)) for flag in (first, f.arguments[-1]))
-            frame.prefetch = self._word(f, plan.prefetch_position)
-            if plan.indexed:
-                frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
+            self._begin_tile(frame)
         for view in views:
             base(view)
         control = flush_subnormals(f) if plan.flushes_subnormals else None
@@ -148,6 +147,14 @@ class Compiler:
         if control is not None:
             restore_subnormals(f, control)
         self.module.add(f)
+
+    def _begin_tile(self, frame: Frame) -> None:
+        """Add what a tile has: whether it is the first of its thread, or the whole batch, what to prefetch, and its rows."""
+        f, plan = frame.f, self.plan
+        frame.first, frame.whole = (f.compare("ne", f.arguments[k], integer(0)) for k in (4, -1))
+        frame.prefetch = self._word(f, plan.prefetch_position)
+        if plan.indexed:
+            frame.rows = RowPointers(plan.indexed, self._word(f, plan.rows_position))
 
     def _write_straight(self, name: str, numbers: Sequence[tuple[Type, str]]) -> None:
         """Write the tile of a straight plan, a sample."""
@@ -211,10 +218,18 @@ class Compiler:
                 one = frame.f.compare("eq", frame.count, integer(1))
                 alone = frame.f.binary("and", one, frame.whole or FALSE)
                 frame.f.when(alone, partial(self._alone, step, frame), partial(self._steps, [replace(step, alone=())], frame))
+            elif step.single:
+                one = frame.f.compare("eq", frame.count, integer(1))
+                frame.f.when(one, partial(self._single, step, frame), partial(lower, frame, step))
             elif step.likeness:
                 self.outlines.call(frame, step.likeness, step.operation.name, partial(lower, step=step))
             else:
                 lower(frame, step)
+
+    def _single(self, step: PlanStep, frame: Frame) -> None:
+        """Write a step for one sample: its code finds in registers what it has stored just before."""
+        one = replace(frame, count=integer(1), call_alike=None)
+        frame.f.forwarded(lambda: lower(one, step))
 
     def _alone(self, step: PlanStep, frame: Frame) -> None:
         """Write the maps that take the place of a product where the batch is one sample."""
@@ -229,6 +244,14 @@ class Compiler:
             lower(replace(frame, base=base), each)
 
 
+def frame_of(f: Function, plan: ExecutionPlan, base: Callable[[View], Value], count: Value, start: Value) -> Frame:
+    """What kernels need to know in a function on `count` samples from `start` on, with the addresses of views from `base`."""
+    return Frame(
+        f, plan.lanes, plan.processor.registers, base, count, start, bool(plan.laned),
+        lambda buffer: plan.offset(buffer) is not None, plan.laned, plan.workspace_offset,
+    )  # fmt: skip
+
+
 def write_straight(f: Straight, plan: ExecutionPlan, place: Callable[[Buffer], Value]) -> None:
     """Write all steps of a straight plan into a function that finds buffers at these places, and has those of tiles itself."""
     bases: dict[Buffer, Value] = {}
@@ -240,10 +263,7 @@ def write_straight(f: Straight, plan: ExecutionPlan, place: Callable[[Buffer], V
             bases[buffer] = place(buffer) if plan.offset(buffer) is None else f.local(buffer.size, scalar)
         return f.address(bases[buffer], integer(view.offset), scalar)
 
-    frame = Frame(
-        f, plan.lanes, plan.processor.registers, base, integer(1), integer(0), False,
-        lambda buffer: plan.offset(buffer) is not None, plan.laned, plan.workspace_offset, TRUE, TRUE,
-    )  # fmt: skip
+    frame = replace(frame_of(f, plan, base, integer(1), integer(0)), first=TRUE, whole=TRUE)
     for step in work.steps:
         lower(frame, step)
 

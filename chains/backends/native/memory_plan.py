@@ -22,6 +22,7 @@ MIN_BLOCK_TILES = 128  # a thread with no more tiles adds the sums of its tiles 
 ROW_BLOCK = 12  # rows that kernels process together
 MIN_EVEN_SAMPLES = 8  # per thread: from here on, no share is more than `MAX_UNEVENNESS` times an even share
 MAX_UNEVENNESS = 1.02
+GAP_BYTES = 1024  # between places of several threads: a processor fetches the lines after those that a thread writes
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,8 @@ class MemoryPlan:
     """The offsets of all scratch memory in one block, for a batch size.
 
     First come the slots outside of tiles. For the threads follow packed weights, tiles, lists of rows, their own sums and, if
-    a thread has several blocks of tiles, sums of a block. No two threads write to one cache line. `work` is the approximate
-    number of operations per sample.
+    a thread has several blocks of tiles, sums of a block. No two threads write to one cache line or to neighbouring ones.
+    `work` is the approximate number of operations per sample.
     """
 
     def __init__(self, signature: Signature, batch: int, threads: int, work: int) -> None:
@@ -108,8 +109,8 @@ class MemoryPlan:
         self.block_sums = [[self._reserve(size) for size in sums] for _ in range(self.sharing)] if blocks else []
 
     def _reserve(self, nbytes: int) -> int:
-        start = self.nbytes
-        self.nbytes += -(-nbytes // 128) * 128
+        start, gap = self.nbytes, GAP_BYTES if self.threads > 1 else 0
+        self.nbytes += -(-nbytes // 128) * 128 + gap
         return start
 
 

@@ -113,8 +113,7 @@ class Record:
         Whether it sees the whole batch instead of tiles; whether all processes do such operations in the order of the program.
     fuses, workspace : Lazy, optional
         ``fuses(operation, fused, candidate, lanes, registers)``: whether one more map, or a pool, is applied to the results in
-        registers;
-        ``workspace(operation, lanes, registers)``: elements of memory that a thread needs for itself.
+        registers; ``workspace(operation, lanes, registers)``: elements of memory that a thread needs for itself.
     packing : Packing, optional
         The weights that it reads from a copy.
     """

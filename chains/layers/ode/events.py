@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chains.expr import maximum, minimum, where
+from chains.expr import floor, maximum, minimum, where
 from chains.layers.node import Node
 from chains.layers.ode.grid import Around, part
 from chains.layers.ode.interpolation import Interpolation, Span
@@ -25,7 +25,8 @@ from chains.program.recorder import Recorder
 from chains.program.view import View
 
 DIRECTIONS = ("both", "up", "down")
-ITERATIONS = 40  # of the Illinois method, at most; a simple root takes about eight
+ITERATIONS = 60  # of the Illinois method, at most; a simple root takes about eight
+PATIENCE = 10  # iterations after which every second one halves the bracket, for events that grow like powers of e
 BESIDE = 1e-4  # share of the step over which the slope for Newton's last iterations is measured
 
 
@@ -238,7 +239,9 @@ class Watch:
         event, ops, function, least, most = self.event, self.event.ops, self._function, self._least, self._most
         t, h, happens = (event.number(k) for k in range(3))
         tried = ops.scratch("length tried", (1,))
-        low, high, value, active = (ops.scratch(name, (1,)) for name in ("low", "high", "event tried", "searching"))
+        low, high, value, active, done = (
+            ops.scratch(name, (1,)) for name in ("low", "high", "event tried", "searching", "iterations")
+        )
         new = ops.scratch("event state", (event.n,))
         tolerated = 4.0 * float(np.finfo(ops.dtype).eps)
         whole = ops.scratch("whole length", (1,))
@@ -246,14 +249,15 @@ class Watch:
         ops.fill(low, 0.0)
         ops.copy(high, h)
         ops.copy(active, happens)
+        ops.fill(done, 0.0)
         step = event.last_step("tried")
         with ops.loop(ITERATIONS, closed=True, skip_where_zero=lambda _: active):
-            ops.map(tried, _secant, low, high, least, most)
+            ops.map(tried, _within, low, high, least, most, done)
             step(new, tried)
             function(value, new, t, tried)
             ops.map(
-                (low, high, least, most, h, active), lambda *values: _closer(tolerated, *values),
-                low, high, least, most, h, active, tried, value, whole,
+                (low, high, least, most, h, active, done), lambda *values: _closer(tolerated, *values),
+                low, high, least, most, h, active, done, tried, value, whole,
             )  # fmt: skip
         slope, sides = ops.scratch("slope of the event", (1,)), ops.scratch("values beside", (2, 1))
         for k, sign in enumerate((-1.0, 1.0)):
@@ -288,16 +292,19 @@ def _hit(
     return now, over, 1.0 - over, *(where(now > 0.0, each, kept) for each, kept in pairs)
 
 
-def _secant(low: Any, high: Any, least: Any, most: Any) -> Any:
-    """Where the chord crosses zero."""
+def _within(low: Any, high: Any, least: Any, most: Any, done: Any) -> Any:
+    """Where the chord crosses zero. Late in a search, every second time the middle of the bracket."""
     slope = most - least
-    return where(slope == 0.0, high, minimum(maximum(high - most * (high - low) / where(slope == 0.0, 1.0, slope),
-                                                      minimum(low, high)), maximum(low, high)))  # fmt: skip
+    chord = where(slope == 0.0, high, minimum(maximum(high - most * (high - low) / where(slope == 0.0, 1.0, slope),
+                                                       minimum(low, high)), maximum(low, high)))  # fmt: skip
+    odd = done - 2.0 * floor(0.5 * done)
+    return where((done > PATIENCE) & (odd > 0.0), 0.5 * (low + high), chord)
 
 
 def _closer(
-    tolerated: float, low: Any, high: Any, least: Any, most: Any, h: Any, active: Any, tried: Any, value: Any, whole: Any
-) -> tuple[Any, ...]:
+    tolerated: float, low: Any, high: Any, least: Any, most: Any, h: Any, active: Any, done: Any, tried: Any, value: Any,
+    whole: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """The next bracket with its latest end `high`, the length, and whether to continue. An end that stays counts half."""
     on = active > 0.0
     crosses = ((value < 0.0) & (most > 0.0)) | ((value > 0.0) & (most < 0.0))
@@ -309,6 +316,7 @@ def _closer(
         where(on, value, most),
         where(on, tried, h),
         where(on, where(found, 0.0, 1.0), 0.0),
+        done + 1.0,
     )
 
 

@@ -34,6 +34,7 @@ from chains.program.view import View
 MAX_UNROLLED_MULTIPLY_ADDS = 128  # multiply-adds in one straight run of code, about
 MAX_UNROLLED_SUMS = 20  # multiply-adds in one straight run of code for the gradient of kernels
 MIN_COMBINED_SUMS = 3  # with fewer sums, the lanes of each are added separately, not into one vector
+Entry = Callable[[Value, Value, Sequence[Value]], list[Value]]  # of a channel, a row of the kernel, and sums
 
 
 def lower_convolve(frame: Frame, operation: Convolve | ConvolveInput, packed: View, ending: Ending) -> None:
@@ -196,6 +197,12 @@ class _Correlation:
                         sums[h * tile.across + w] = f.fma(factor, loaded[at], sums[h * tile.across + w])
             return sums
 
+        return self._over_channels(f, rows, limits, entry, zero, tile.height * tile.across * columns.taps)
+
+    def _over_channels(
+        self, f: Function, rows: Taps, limits: list[Value], entry: Entry, zero: list[Value], multiply_adds: int
+    ) -> list[Value]:
+        """The sums of what `entry`, of so many multiply-adds, adds for each input channel and row of the kernel."""
         if rows.taps > 1 or not all(rows.reached(m) for m in range(rows.count)):
             low, high = limits
 
@@ -204,7 +211,7 @@ class _Correlation:
 
             return f.loop(integer(0), integer(self.ins), 1, channel, zero)[1]
         # One row of the kernel: several channels in one run of code.
-        several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // (tile.height * tile.across * columns.taps)))
+        several = max(1, min(8, MAX_UNROLLED_MULTIPLY_ADDS // multiply_adds))
         while self.ins % several:
             several -= 1
 

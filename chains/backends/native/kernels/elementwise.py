@@ -63,7 +63,7 @@ class Frame:
         begun = integer(0) if self.first is None else self.f.cast("zext", self.first, I64)
         arguments = [*pointers, self.count, begun]
         name = self.f.module.outline(hint, [argument.type for argument in arguments], write)
-        self.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+        self.f.invoke(name, None, *arguments)
 
     def begins(self, accumulate: bool, continued: bool) -> Value | None:
         """Whether a sum over samples begins with this tile (i1); None if this tile always adds to a present sum.

@@ -57,7 +57,7 @@ def lower_large(frame: Frame, product: FusedProduct, space: Value, thread: Value
         _Product(inside, product, space, rows, inner, thread, threads, others[: len(strides)]).write()
 
     name = frame.f.module.outline("gemm", [argument.type for argument in arguments], write)
-    frame.f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+    frame.f.invoke(name, None, *arguments)
 
 
 @dataclass

@@ -80,6 +80,16 @@ def lower_matmul(frame: Frame, product: FusedProduct) -> None:
         lower_map(frame, each)
 
 
+def _block_shape(frame: Frame, out: View, vectors: int) -> tuple[int, int]:
+    """The rows of a block of the result, and its vectors."""
+    if frame.small_tiles:
+        height, panel = frame.shapes.matmul_small_tiles.block(vectors)
+        return min(frame.lanes, height), panel
+    if frame.f.waits and known_number(frame.extent(out.shape[0])) == 1:
+        return 1, -(-vectors // -(-vectors // ADDITIONS_IN_FLIGHT))
+    return frame.shapes.matmul.block(vectors)
+
+
 def _rows(frame: Frame, product: FusedProduct) -> None:
     """Compute the result, one block of rows at a time."""
     f, out, a = frame.f, product.out, product.a
@@ -96,13 +106,7 @@ def _rows(frame: Frame, product: FusedProduct) -> None:
         lower_folded_row(frame, product)
         return
     lanes = frame.lanes if out.strides[1] == 1 and (product.b.strides[1] == 1 or product.padded) else 1
-    vectors = -(-columns // lanes)
-    height, panel = frame.shapes.matmul.block(vectors)
-    if f.waits and known_number(frame.extent(out.shape[0])) == 1:
-        height, panel = 1, -(-vectors // -(-vectors // ADDITIONS_IN_FLIGHT))
-    if frame.small_tiles:
-        height, panel = frame.shapes.matmul_small_tiles.block(vectors)
-        height = min(frame.lanes, height)
+    height, panel = _block_shape(frame, out, -(-columns // lanes))
     heights = [] if narrow else [height, 2 * height // 3, height // 3, height // 6]
     if not narrow and inner * columns * out.dtype.itemsize > FIRST_LEVEL_CACHE_BYTES and not frame.small_tiles:
         heights.insert(1, 5 * height // 6)  # each block reads all weights again, so few blocks are better

@@ -145,7 +145,7 @@ def _call(frame: Frame, kind: tuple[object, ...], write: _Write, given: Operands
     arguments = given.values()
     key = (*kind, block.height, given.out.scalar.name, lanes, len(block.masks), last is None)
     name = f.module.outline("block", [argument.type for argument in arguments], body, key)
-    f.line(f"call void @{name}({', '.join(map(str, arguments))})")
+    f.invoke(name, None, *arguments)
 
 
 def _sums(g: Function, length: Value, step: Step, begin: list[Value]) -> list[Value]:

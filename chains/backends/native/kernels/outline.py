@@ -12,7 +12,7 @@ from typing import Any
 
 from chains.backends.native.kernels.elementwise import Frame, RowPointers
 from chains.backends.native.kernels.products import FusedProduct
-from chains.backends.native.llvm.emit import Function, Type, Value, integer, number, real_type
+from chains.backends.native.llvm.emit import FALSE, Function, Value, integer, number, real_type
 from chains.lowering.axes import Axis, loops_over
 from chains.program.loop import Loop
 from chains.program.operations import Operation
@@ -74,7 +74,7 @@ class Outlines:
             self._functions[key] = _outlined(frame, likeness, f"{hint}_alike_{len(self._functions)}", write)
         function = self._functions[key]
         arguments = _arguments(frame, likeness, function.prototype)
-        frame.f.line(f"call void @{function.name}({', '.join(str(arguments[k]) for k in function.taken)})")
+        frame.f.invoke(function.name, None, *(arguments[k] for k in function.taken))
 
 
 def _outlined(frame: Frame, likeness: Likeness, name: str, write: Callable[[Frame], None]) -> _Outlined:
@@ -117,9 +117,6 @@ def _inside(frame: Frame, f: Function, likeness: Likeness) -> Frame:
     first, whole, prefetch = own(frame.first), own(frame.whole), own(frame.prefetch)
     rows = frame.rows and RowPointers(frame.rows.buffer, next(arguments), next(arguments))
     return replace(frame, f=f, base=base, count=count, start=start, first=first, whole=whole, prefetch=prefetch, rows=rows)
-
-
-FALSE = Value("false", Type("i1"))
 
 
 def lower_loop(frame: Frame, loop: Loop, write: Callable[[Frame], None]) -> None:

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from chains.backends.native.kernels.elementwise import Frame, lower_fill
-from chains.backends.native.kernels.outline import FALSE, lower_loop
-from chains.backends.native.llvm.emit import integer
+from chains.backends.native.kernels.outline import lower_loop
+from chains.backends.native.llvm.emit import FALSE, integer
 from chains.backends.native.operations import record_of
 from chains.program.loop import Loop
 from chains.program.view import View

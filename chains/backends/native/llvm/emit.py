@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chains.backends.native.llvm.forwarding import Place, Stored
 from chains.support.caching import lazy
 
 
@@ -47,6 +49,12 @@ class Type:
 
 
 I32, I64, PTR = Type("i32"), Type("i64"), Type("ptr")
+OF_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "and": operator.and_,
+}  # fmt: skip
+OF_ORDER: dict[str, Callable[[int, int], bool]] = {
+    "slt": operator.lt, "sle": operator.le, "sgt": operator.gt, "sge": operator.ge, "eq": operator.eq, "ne": operator.ne,
+}  # fmt: skip
 FLUSH_BITS = 0x8040  # of MXCSR: results below the smallest normal number are zero (FTZ), and so are such operands (DAZ)
 
 
@@ -76,6 +84,21 @@ class Offset(Value):
     def text(self) -> str:  # type: ignore[override]
         return self.function._once(self.type, f"add {self.base}, {self.constant}").text
 
+
+class Lane(Value):
+    """A number in a lane of a vector, which is moved out only if it is used by itself."""
+
+    __slots__ = ("function", "lane", "vector")
+
+    def __init__(self, function: Function, vector: Value, lane: int) -> None:
+        self.function, self.vector, self.lane, self.type = function, vector, lane, Type(vector.type.name)
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        return self.function._once(self.type, f"extractelement {self.vector}, i64 {self.lane}").text
+
+
+TRUE, FALSE = Value("true", Type("i1")), Value("false", Type("i1"))
 
 # The body of a loop: the number of the step and the carried values give the next carried values.
 LoopBody = Callable[[Value, list[Value]], Sequence[Value] | None]
@@ -120,13 +143,27 @@ def lanes_of(mask: Value | None, lanes: int) -> int:
     return lanes if mask is None else mask.text.count("i1 1")
 
 
+def _known_lanes(mask: Value | None, lanes: int) -> int | None:
+    """The number of lanes that a mask of `first_lanes` lets through, if it is known."""
+    if mask is None or mask == all_lanes(lanes):
+        return lanes
+    return lanes_of(mask, lanes) if mask.text.startswith("<") else None
+
+
+def all_lanes(lanes: int) -> Value:
+    """A mask of all lanes."""
+    return Value("splat (i1 true)", Type("i1", lanes))
+
+
 class Function:
     """A function being written. Methods append instructions and return their results.
 
     A function `waits` if few of its instructions are independent: then sums in parts and short chains of operations are faster.
+    While it `folds`, what follows from known integers is computed when the code is written: it leaves no branches.
     """
 
     waits = False
+    folds = False
 
     def __init__(
         self, module: Module, name: str, arguments: Sequence[tuple[Type, str]], result: str = "void", *, apart: str = ""
@@ -139,6 +176,8 @@ class Function:
         self._known: dict[str, Value] = {}  # the values of integer instructions that have run before this place, by their text
         self._count = 0
         self._block = "entry"
+        self._regions: dict[str, Place] = {}  # of addresses in the regions of memory that are told apart
+        self._written: Stored | None = None  # what the present block has stored there, if loads are to find it
 
     # Instructions
 
@@ -158,10 +197,22 @@ class Function:
 
     def binary(self, operation: str, a: Value, b: Value) -> Value:
         """An arithmetic instruction; multiplications and additions of floats may be contracted."""
+        if operation in OF_INTEGERS and (known := self._known_pair(a, b)):
+            return integer(OF_INTEGERS[operation](*known))
         flags = " contract" if operation in ("fadd", "fsub", "fmul") else ""
-        return self.assign(a.type, f"{operation}{flags} {a}, {b.text}")
+        result = self.assign(a.type, f"{operation}{flags} {a}, {b.text}")
+        if self._written is not None and operation == "fmul":
+            self._written.products.add(result.text)
+        return result
+
+    def _known_pair(self, a: Value, b: Value) -> tuple[int, int] | None:
+        """Two integers, where the function `folds` and both are known."""
+        x, y = (known_number(a), known_number(b)) if self.folds and a.type == I64 else (None, None)
+        return None if x is None or y is None else (x, y)
 
     def compare(self, condition: str, a: Value, b: Value) -> Value:
+        if condition in OF_ORDER and (known := self._known_pair(a, b)):
+            return TRUE if OF_ORDER[condition](*known) else FALSE
         kind = "fcmp" if a.type.is_float else "icmp"
         return self.assign(a.type.of("i1"), f"{kind} {condition} {a}, {b.text}")
 
@@ -188,6 +239,8 @@ class Function:
         """Call a function of the module by its name, or any function by its address."""
         name = f"@{function}" if isinstance(function, str) else function.text
         text = f"call {result or 'void'} {name}({', '.join(map(str, operands))})"
+        if self._written is not None and (not name.startswith("@llvm.") or name.startswith("@llvm.mem")):
+            self._written.clear()
         if result is None:
             self.line(text)
             return Value("", I64)
@@ -214,10 +267,51 @@ class Function:
             return base
         if isinstance(index, Offset):
             base, index = self.address(base, index.base, type), integer(index.constant)
-        return self._once(PTR, f"getelementptr {type.name}, {base}, {index}")
+            constant = known_number(index)
+        result = self._once(PTR, f"getelementptr {type.name}, {base}, {index}")
+        if place := self._regions.get(base.text):
+            self._regions[result.text] = (
+                place.after(constant * type.size) if constant is not None else place.somewhere(result.text)
+            )
+        return result
+
+    def region(self, pointer: Value) -> None:
+        """Tell the memory from this address on apart from all other memory that the function stores to."""
+        self._regions[pointer.text] = Place(pointer.text, "", 0)
+
+    def forwarded(self, write: Callable[[], object]) -> None:
+        """Write code whose loads take from registers what the same block has stored in known regions.
+
+        It folds, so that comparisons of known integers, and loops of one step, leave no blocks there.
+        """
+        before = self._written, self.folds
+        self._written, self.folds = Stored(), True
+        write()
+        self._written, self.folds = before
+
+    def _from_registers(self, type: Type, pointer: Value, mask: Value | None) -> Value | None:
+        """What a load would find, if all of it is in one register."""
+        place, used = self._regions.get(pointer.text), _known_lanes(mask, type.lanes)
+        found = self._written.find(place, type, used) if self._written and place and used else None
+        if found is None:
+            return None
+        vector, lanes = found
+        if self._written and vector.text in self._written.products:  # not to be contracted with an addition of the reader
+            vector = self.intrinsic("arithmetic.fence", vector)
+        if type.lanes == 1:
+            return vector if vector.type.lanes == 1 else Lane(self, vector, lanes[0])
+        if vector.type.lanes == 1:
+            return self.assign(type, f"insertelement {type} zeroinitializer, {vector}, i64 0")
+        if vector.type == type and lanes == list(range(type.lanes)):
+            return vector
+        zeros = [vector.type.lanes] * (type.lanes - len(lanes))  # outside the mask
+        text = ", ".join(f"i32 {lane}" for lane in [*lanes, *zeros])
+        return self.assign(type, f"shufflevector {vector}, {vector.type} zeroinitializer, <{type.lanes} x i32> <{text}>")
 
     def load(self, type: Type, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> Value:
         """The value at an address, which is a multiple of its whole size if it is `aligned`."""
+        if self._written is not None and (found := self._from_registers(type, pointer, mask)):
+            return found
         if mask is None:
             return self.assign(type, f"load {type}, {pointer}, align {type.size * (type.lanes if aligned else 1)}")
         zero = Value("zeroinitializer", type)
@@ -230,6 +324,8 @@ class Function:
             self._store_first(value, pointer, used)
         else:
             self.call(f"llvm.masked.store.{value.type.mangled}.p0", None, value, pointer, f"i32 {value.type.size}", mask)
+        if self._written is not None and (place := self._regions.get(pointer.text)):
+            self._written.store(place, value, _known_lanes(mask, value.type.lanes))
 
     def _store_first(self, value: Value, pointer: Value, used: int) -> None:
         """Store the first `used` lanes in parts, whose lengths are powers of two."""
@@ -246,6 +342,9 @@ class Function:
         if lanes == 1:
             return value
         type = Type(value.type.name, lanes)
+        if isinstance(value, Lane):
+            text = ", ".join([f"i32 {value.lane}"] * lanes)
+            return self.assign(type, f"shufflevector {value.vector}, {value.vector.type} poison, <{lanes} x i32> <{text}>")
         first = self.assign(type, f"insertelement {type} poison, {value}, i64 0")
         return self.assign(type, f"shufflevector {first}, {type} poison, <{lanes} x i32> zeroinitializer")
 
@@ -256,7 +355,9 @@ class Function:
         return Value("<" + ", ".join(f"i1 {int(k < used)}" for k in range(lanes)) + ">", Type("i1", lanes))
 
     def first_lanes(self, lanes: int, count: Value) -> Value:
-        """A mask of the first `count` lanes, where `count` is known only when the program runs."""
+        """A mask of the first `count` lanes, which may be known only when the program runs."""
+        if known := self._known_pair(count, integer(lanes)):
+            return self.lane_mask(lanes, known[0]) or all_lanes(lanes)
         type = Type("i64", lanes)
         iota = Value("<" + ", ".join(f"i64 {k}" for k in range(lanes)) + ">", type)
         return self.compare("ult", iota, self.splat(count, lanes))
@@ -299,6 +400,8 @@ class Function:
         self._lines.append(f"{label}:")
         self._block = label
         self._known = dict(known or {})
+        if self._written is not None:
+            self._written.clear()
 
     def jump(self, label: str) -> None:
         self.line(f"br label %{label}")
@@ -320,6 +423,11 @@ class Function:
 
         Returns the final i (the first value not below `stop`) and the carried values.
         """
+        bounds = self._known_pair(start, stop)
+        if bounds and isinstance(step, int) and bounds[1] <= bounds[0] + step:
+            if bounds[1] <= bounds[0]:
+                return start, list(carried)
+            return integer(bounds[0] + step), list(body(start, list(carried)) or ())
         head, inside, after = self.label("head"), self.label("body"), self.label("after")
         start, stop, *carried = (Value(value.text, value.type) for value in (start, stop, *carried))
         entered, known = self._block, self._known
@@ -388,6 +496,10 @@ class Function:
 
     def when(self, condition: Value, then: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
         """Run `then` if the condition holds, else `otherwise`."""
+        if self.folds and condition in (TRUE, FALSE):
+            if side := then if condition == TRUE else otherwise:
+                side()
+            return
         yes, no, after = self.label("then"), self.label("else"), self.label("after")
         self.branch(condition, yes, no if otherwise else after)
         known = self._known

@@ -89,7 +89,7 @@ def strength_reduction(wanted: bool) -> Iterator[None]:
     x86 adds two registers and a constant in an address, so most loops are as fast without. Long loops of multiply-adds are not:
     Intel's processors split those whose operand is at such an address.
     """
-    with _option("-disable-lsr=true", "-disable-lsr=false", set=not wanted):
+    with _option("-disable-lsr=true", "-disable-lsr=false", wanted=not wanted):
         yield
 
 
@@ -99,19 +99,19 @@ def scheduling(wanted: bool) -> Iterator[None]:
 
     In a long block it computes one sum after another, and keeps what all of them read on the stack.
     """
-    with _option("-enable-misched=false", "-enable-misched=true", set=not wanted):
+    with _option("-enable-misched=false", "-enable-misched=true", wanted=not wanted):
         yield
 
 
 @contextmanager
-def _option(during: str, after: str, set: bool) -> Iterator[None]:
-    """A setting of LLVM for a while, if it is to be `set`. It is the process's, and others may use LLVM."""
-    if set:
+def _option(during: str, after: str, wanted: bool) -> Iterator[None]:
+    """A setting of LLVM for a while, if it is `wanted`. Settings are the process's, and others may use LLVM."""
+    if wanted:
         llvm.set_option("chains", during)
     try:
         yield
     finally:
-        if set:
+        if wanted:
             llvm.set_option("chains", after)
 
 

@@ -6,28 +6,26 @@ intermediate results stay in registers where no number of them is read alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import add, and_, ge, gt, le, lt, mul, sub
 from typing import NamedTuple
 
 from chains.backends.native.llvm.emit import (
-    I64,
+    FALSE,
     PTR,
+    TRUE,
     Function,
     LoopBody,
     Module,
     Type,
     Value,
+    all_lanes,
     integer,
     known_number,
     lanes_of,
 )
 
 VECTOR_BYTES = 64  # of the longest vectors
-TRUE, FALSE = Value("true", Type("i1")), Value("false", Type("i1"))
-_COMPUTED = {"add": add, "sub": sub, "mul": mul, "and": and_}
-_COMPARED = {"slt": lt, "sle": le, "sgt": gt, "sge": ge}
 
 
 class _Place(NamedTuple):
@@ -54,7 +52,7 @@ class Straight(Function):
     Memory on the stack has room for whole vectors: processors wait long for a number of a vector that was stored by a mask.
     """
 
-    waits = True
+    waits = folds = True
 
     def __init__(self, module: Module, name: str, arguments: Sequence[tuple[Type, str]]) -> None:
         super().__init__(module, name, arguments)
@@ -70,30 +68,11 @@ class Straight(Function):
         self._lines.insert(0, f"  {pointer.text} = alloca [{nbytes + VECTOR_BYTES} x i8], align {VECTOR_BYTES}")
         return pointer
 
-    # Known numbers
-
-    def binary(self, operation: str, a: Value, b: Value) -> Value:
-        x, y = known_number(a), known_number(b)
-        if a.type == I64 and x is not None and y is not None and operation in _COMPUTED:
-            return integer(_COMPUTED[operation](x, y))
-        return super().binary(operation, a, b)
-
-    def compare(self, condition: str, a: Value, b: Value) -> Value:
-        x, y = known_number(a), known_number(b)
-        if a.type == I64 and x is not None and y is not None and condition in _COMPARED:
-            return TRUE if _COMPARED[condition](x, y) else FALSE
-        return super().compare(condition, a, b)
-
     def select(self, condition: Value, a: Value, b: Value) -> Value:
         return super().select(condition, a, b) if condition not in (TRUE, FALSE) else a if condition == TRUE else b
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         return self.binary("fmul", a, b) if c.text.endswith("0x0000000000000000)") else super().fma(a, b, c)
-
-    def first_lanes(self, lanes: int, count: Value) -> Value:
-        return self.lane_mask(lanes, _known(count)) or _all(lanes)
-
-    # Control
 
     def loop(
         self, start: Value, stop: Value, step: int | Value, body: LoopBody, carried: Sequence[Value] = ()
@@ -104,14 +83,6 @@ class Straight(Function):
             values = list(body(integer(i), values) or ())
             i += step
         return integer(i), values
-
-    def when(self, condition: Value, then: Callable[[], object], otherwise: Callable[[], object] | None = None) -> None:
-        if condition not in (TRUE, FALSE):
-            super().when(condition, then, otherwise)
-        elif condition == TRUE:
-            then()
-        elif otherwise:
-            otherwise()
 
     def begin(self, label: str, known: Mapping[str, Value] | None = None) -> None:
         super().begin(label, known)
@@ -128,7 +99,7 @@ class Straight(Function):
         return self._places.get(pointer.text) or _Place(pointer.text, 0)
 
     def load(self, type: Type, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> Value:
-        place, mask = self._place(pointer), None if mask == _all(type.lanes) else mask
+        place, mask = self._place(pointer), None if mask == all_lanes(type.lanes) else mask
         found = self._stored.get(place)
         if found is not None and found.value.type == type and found.mask == mask:
             return found.value if mask is None else self.select(mask, found.value, Value("zeroinitializer", type))
@@ -136,7 +107,7 @@ class Straight(Function):
         return super().load(type, pointer, mask, aligned=aligned)
 
     def store(self, value: Value, pointer: Value, mask: Value | None = None, *, aligned: bool = False) -> None:
-        place, mask = self._place(pointer), None if mask == _all(value.type.lanes) else mask
+        place, mask = self._place(pointer), None if mask == all_lanes(value.type.lanes) else mask
         stored = _Stored(value, mask)
         ends = place.offset + stored.nbytes == self._locals.get(place.array)
         super().store(value, pointer, None if ends else mask, aligned=aligned)
@@ -162,11 +133,6 @@ def _known(value: Value) -> int:
     found = known_number(value)
     assert found is not None, f"{value} is not known in straight code"
     return found
-
-
-def _all(lanes: int) -> Value:
-    """A mask of all lanes."""
-    return Value("splat (i1 true)", Type("i1", lanes))
 
 
 def _makes_or_fills(line: str, pointers: set[str]) -> bool:

@@ -37,13 +37,13 @@ class PlanStep:
     """An operation, with maps that are applied to its results while these are in registers.
 
     `fused` are maps, and perhaps a pool, that follow the operation in the program. Buffers that are `transient` are only in
-    registers. `update` is an optimiser's step on its results; in a tile it is
-    done only if the tile holds the whole batch. `alone` are maps that take the place of a product, and of its share of an
-    optimiser's step, where the batch is one sample. `origins` are the positions of the operation and of all these maps in the
-    program. `owner` is the thread that does a part of a product. `packed` are weights to copy before the tiles.
-    `fused_product` describes a product with its maps. A step is `continued` if it adds to a sum over the samples that an
-    earlier step of its tile has begun. Steps of equal `likeness` share code; `packing_likeness` says the same of the code
-    that copies a step's weights. `body` are the steps of a loop.
+    registers. `update` is an optimiser's step on its results; in a tile it is done only if the tile holds the whole batch.
+    `alone` are maps that take the place of a product, and of its share of an optimiser's step, where the batch is one sample.
+    `origins` are the positions of the operation and of all these maps in the program. `owner` is the thread that does a part
+    of a product. `packed` are weights to copy before the tiles. `fused_product` describes a product with its maps. A step is
+    `continued` if it adds to a sum over the samples that an earlier step of its tile has begun. Steps of equal `likeness`
+    share code; `packing_likeness` says the same of the code that copies a step's weights. `body` are the steps of a loop. A
+    `single` loop also has code for a tile of one sample.
     """
 
     operation: Operation
@@ -59,6 +59,7 @@ class PlanStep:
     likeness: Likeness | None = None
     packing_likeness: Likeness | None = None
     body: tuple[PlanStep, ...] = ()
+    single: bool = False
 
     @property
     def all(self) -> Iterator[PlanStep]:
@@ -245,6 +246,11 @@ class ExecutionPlan:
         return loops and self.processor.is_x86
 
     # Steps of the segments
+
+    @cached_property
+    def has_single_loops(self) -> bool:
+        """Whether some loops have separate code for one sample."""
+        return any(step.single for segment in self.segments for step in segment.tiled_steps)
 
     @property
     def products(self) -> Iterator[PlanStep]:

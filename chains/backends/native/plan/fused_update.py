@@ -27,7 +27,7 @@ from chains.program.view import Batch, View
 MIN_ELEMENTS = 1024  # of a product that is worth an update; such products together should give half of the gradient
 
 MOST_VECTORS = 8  # that an optimiser changes
-MOST_PARTS = 16  # of a gradient of one sample that have code of their own
+MOST_PARTS = 16  # of a gradient of one sample that have separate code
 
 
 @dataclass(frozen=True)

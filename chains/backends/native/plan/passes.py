@@ -14,6 +14,7 @@ from chains.backends.native.plan.fused_update import (
     fuse_update_of_one_sample,
 )
 from chains.backends.native.plan.layout import arrange_layout, pad_rows, solve_in_lanes
+from chains.backends.native.plan.one_sample import write_loops_for_one_sample
 from chains.backends.native.plan.outlining import outline_alike, share_blocks
 from chains.backends.native.plan.segments import cut_into_segments, leave_out_stores
 from chains.backends.native.plan.teams import partition_rows, place_barriers
@@ -45,6 +46,7 @@ PASSES: tuple[Pass, ...] = (
     point_to_rows,
     share_blocks,
     outline_alike,
+    write_loops_for_one_sample,
 )
 
 
@@ -159,6 +161,8 @@ def _step(step: PlanStep) -> Iterator[str]:
         yield "      adds to a sum that this tile has begun"
     for inner in step.body:
         yield from (f"  {line}" for line in _step(inner))
+    if step.single:
+        yield "      written once more for one sample"
     if step.likeness:
         yield "      written once for all such steps"
 

@@ -22,7 +22,7 @@ import platform
 import sys
 from collections.abc import Callable
 
-from chains.backends.native.llvm.emit import I32, I64, PTR, Function, Module, Type, Value, integer
+from chains.backends.native.llvm.emit import FALSE, I32, I64, PTR, TRUE, Function, Module, Type, Value, integer
 from chains.backends.native.llvm.struct import ARGUMENTS, Struct
 from chains.backends.native.llvm.target import ARM
 from chains.backends.native.runtime.epoch import JOB
@@ -54,7 +54,7 @@ YIELD = ("SwitchToThread" if _WINDOWS else "sched_yield", I32)
 _NAP = ("Sleep", None, "i32 1") if _WINDOWS else ("usleep", I32, "i32 100")
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine()) if sys.platform == "linux" else None
 _FUTEX_WAIT, _FUTEX_WAKE = 128, 129  # private to the process
-BIT, TRUE, FALSE = Type("i1"), Value("true", Type("i1")), Value("false", Type("i1"))
+BIT = Type("i1")
 POOL = {"pool": PTR}
 TASK = POOL | {"function": PTR, "words": PTR, "parts": I64}
 
