@@ -179,9 +179,7 @@ class Verdict:
     labels: tuple[str, ...]  # of the terms
     growth: float = 0.0  # the logarithm of that of the outputs, by the equations
     unseen: float = 0.0  # the part of the loss of measurements that are held out, at least that which counts as small
-    exact: tuple[
-        bool, ...
-    ] = ()  # whether the residual of a term can be zero, as that of measurements cannot; by default it can
+    exact: tuple[bool, ...] = ()  # whether a term's residual can be zero, as that of measurements cannot; by default it can
     looked: bool = True  # whether equations were looked at anywhere but at the points of their training
 
     @property

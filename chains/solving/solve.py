@@ -233,9 +233,7 @@ class _Run:
         self.ended_adam = False
         self.judge = Judge(net, p, whole, pools, seed, held)
         self.renewed: list[int] = []  # terms whose points are drawn anew since residuals between them are larger
-        self.best = self.unseen = float(
-            "inf"
-        )  # the least losses at second points: of all but unseen measurements, and of these
+        self.best = self.unseen = np.inf  # the least losses at second points: of all but unseen measurements, and of these
         self.factors = np.ones(len(problem.terms))  # of the weights of conditions that poor rounds have left behind
         self.causal: CausalWeights | None = None  # weights that follow time, once the first round was poor
         self.poor = False  # whether times should be weighed
