@@ -144,7 +144,8 @@ if not typing.TYPE_CHECKING:  # to which any attribute would exist
 def __dir__() -> list[str]:
     """The public names, which editors offer."""
     modules = {"data", "expr", "models", "schedules", "testing"}
-    shown = {name for name, thing in globals().items() if not isinstance(thing, type(typing))}
+    own = {name for name in globals() if name.startswith("_") and not name.endswith("__")}
+    shown = {name for name, thing in globals().items() if not isinstance(thing, type(typing))} - own
     return sorted(modules | shown | (_LATE.keys() - _ROOMS))
 
 

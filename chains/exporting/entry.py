@@ -29,6 +29,7 @@ from chains.program.scratch import ALIGNMENT
 from chains.program.view import Buffer
 
 BYTE, DOUBLE = Type("i8"), Type("double")
+STRAIGHT_STACK = 16 << 10  # the least limit of a target with straight code
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,11 @@ class Planned:
 
     @property
     def has_straight_code(self) -> bool:
-        """Whether a call for one sample has separate code. It takes memory, and was tried on x86 only."""
-        return self.target.processor.is_x86 and is_straight(self.call.program)
+        """Whether a call for one sample has separate code. It takes memory, and was tried on x86 only.
+
+        How much of the stack it takes is known only when it is written, since registers do not suffice for all its numbers.
+        """
+        return self.target.processor.is_x86 and self.target.stack >= STRAIGHT_STACK and is_straight(self.call.program)
 
     def _take(self, plan: ExecutionPlan) -> None:
         self.plan = plan

@@ -62,7 +62,7 @@ class Objects:
         if base.format == "elf":
             module = _parsed(DEFINITION.sub(r'\g<0> section ".text.\1"', str(module)))
         straight = any(each.straight for target in targets for each in self._planned[target])
-        # LLVM orders no instructions for WebAssembly by itself, but does where it was told to once.
+        # By default LLVM does not reorder instructions for WebAssembly, but it does once the setting was changed.
         with scheduling(not straight and base.format != "wasm"):
             return machine.emit_object(module)
 

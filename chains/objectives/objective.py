@@ -267,7 +267,7 @@ class Objective:
         return self._second
 
     def _vector(self, name: str, given: Any) -> np.ndarray:
-        vector = np.asarray(as_numpy(name, given), np.float64)
+        vector = np.asarray(as_numpy(name, given), np.float64, order="C")
         if vector.shape != (self.n_params,):
             parameters = counted(self.n_params, "parameter")
             raise ValueError(f"`{name}` has shape {vector.shape}, but the network has {parameters}, shape ({self.n_params},)")

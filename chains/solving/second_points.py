@@ -18,7 +18,7 @@ from chains.solving.growth import growth
 from chains.support import streams
 
 GROUP = 2000  # points whose distances are computed at once
-EDGES = 4  # one of so many new points is beside a point of another term
+EDGES = 4  # one new point in this many is next to a point of another term
 FEWEST = 10  # points of a term that may fill a region; two are often the ends of one
 NEIGHBOURS = 3  # among which one is chosen
 FLAT = 1e-9  # the extent along an axis, as a share of the largest, below which points lie in a plane
@@ -28,7 +28,7 @@ LARGEST_CHANGE = 3e-3  # of the outputs in the last round, as a share of their d
 LEAST_LENGTH = 1e-3  # of an output, as a share of its scale: one that is zero everywhere is not compared with itself
 FURTHER = 8  # sets of further points that have to confirm a success
 MOST_GROWTH = 100.0  # from the start to the end, above which a solution that is not right is said to grow
-HELD_OUT = 10  # one of so many points with data
+HELD_OUT = 10  # one point with data in this many
 FEWEST_HELD = 100  # points of which some are held out
 BEHIND = 3.0  # the ratio of a condition's part of the loss to those of equations, above which it is left behind
 FILLED = 0.2  # the least ratio of local extents of points that fill a region; that of a curve is smaller
@@ -179,9 +179,7 @@ class Verdict:
     labels: tuple[str, ...]  # of the terms
     growth: float = 0.0  # the logarithm of that of the outputs, by the equations
     unseen: float = 0.0  # the part of the loss of measurements that are held out, at least that which counts as small
-    exact: tuple[
-        bool, ...
-    ] = ()  # whether the residual of a term can be zero, as that of measurements cannot; by default it can
+    exact: tuple[bool, ...] = ()  # whether a term's residual can be zero, as that of measurements cannot; by default it can
     looked: bool = True  # whether equations were looked at anywhere but at the points of their training
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
@@ -42,6 +43,16 @@ def test_files_do_not_depend_on_what_was_compiled_before(target):
     with scheduling(False):
         pass
     assert Objects(interface(net), targets).code(targets) == before
+
+
+def test_code_for_one_sample_is_for_targets_with_much_of_a_stack():
+    """On Windows, a function that takes a page of it needs the compiler's runtime."""
+    for target, has_it in (("windows-x86-64-v3", False), ("x86-64-v3", True)):
+        for sizes in ((6, 100, 21), (1, 1000, 1)):
+            net, targets = Chain(*(Dense(a, b, "sin") for a, b in pairwise(sizes))), targets_of(target)
+            code = Objects(interface(net, "float64", gradient=None), targets).code(targets)
+            assert (b"model_forward_many" in code) is has_it
+            assert b"chkstk" not in code
 
 
 @pytest.mark.few(1)

@@ -249,20 +249,6 @@ def test_environment_variables():
     assert {name for name, _ in ROWS if name.startswith("CHAINS_")} == VARIABLES
 
 
-def anchors(path: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", EXAMPLE.sub("", path.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
-
-
-@pytest.mark.parametrize("page", FILES, ids=lambda path: path.stem)
-def test_links_within_the_page_and_beside_it(page):
-    for target in re.findall(r"\]\(([^)]*)\)", re.sub(r"`[^`\n]*`", "", EXAMPLE.sub("", page.read_text()))):
-        name, _, anchor = target.partition("#")
-        path = (page.parent / name).resolve() if name else page
-        assert path.exists()
-        assert not anchor or anchor in anchors(path)
-
-
 @pytest.mark.parametrize("page", FILES[1:], ids=lambda path: path.stem)
 def test_examples_give_what_they_show(page):
     """A page is one session after the lines of docs/api.md. Its text becomes empty lines: failures tell the right line."""

@@ -146,3 +146,30 @@ def test_changes_are_listed_once():
     for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
         begins = [line[:40] for line in version.splitlines() if line.startswith("- ")]
         assert sorted(begins) == sorted(set(begins))
+
+
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+MADE = "auto_tutorials/"  # pictures that the site's tutorials draw
+
+
+def anchors(path):
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def links(page):
+    """The links of a page to files and to their headings."""
+    text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text()))
+    return [each for each in re.findall(r"\]\(([^)\s]*)\)", text) if not each.startswith(("http", MADE))]
+
+
+def leads_nowhere(page, link):
+    name, _, anchor = link.partition("#")
+    path = (page.parent / name).resolve() if name else page
+    return not path.exists() or (anchor and path.suffix == ".md" and anchor not in anchors(path))
+
+
+def test_links_lead_to_files_and_headings():
+    pages = [*PAGES, *ROOT.glob("examples/*.md"), *ROOT.glob("rosetta/*.md"), *ROOT.glob("tests/campaign/*.md")]
+    assert len(pages) > 60
+    assert {(page.name, link) for page in pages for link in links(page) if leads_nowhere(page, link)} == set()

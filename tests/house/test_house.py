@@ -346,6 +346,7 @@ def test_late_names_are_those_of_type_checkers():
         told |= {a.name: f"chains.{a.name}" if node.module == "chains" else node.module for a in node.names}
     assert told == {name: source for name, source in chains._LATE.items() if name in told or name not in chains._ROOMS}
     assert told.keys() <= set(dir(chains))
+    assert not [name for name in dir(chains) if name.startswith("_") and not name.endswith("__")]
 
 
 def test_late_names_are_found_once(monkeypatch):

@@ -85,6 +85,19 @@ def test_normal_equations_are_one_function_in_machine_code():
             np.testing.assert_array_equal(each, one)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_least_squares_take_parameters_with_gaps(compiled, backend_name):
+    net = Chain(Dense(3, 2, tanh), Dense(2, 600 if not compiled else 1), backend=backend_name)  # many outputs: no one function
+    x, t = np.random.default_rng(0).normal(size=(4, 3)), np.ones((4, *net.output_shape))
+    objective, p = net.objective(x, t, SquaredLoss()), net.init(seed=0, dtype=np.float64)
+    gaps, backwards = np.repeat(p, 2)[::2], p[::-1].copy()[::-1]
+    for call in (objective.residuals, objective.jacobian, objective.hessp, objective.normal_equations):
+        more = (p,) if call == objective.hessp else ()
+        for given in (gaps, backwards):
+            for found, wanted in zip(call(given, *more), call(p, *more), strict=True):
+                np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("p", [np.zeros(4), np.zeros((1, 5)), "no"])
 def test_normal_equations_refuse_other_parameters(p, backend_name):
     net = Chain(Dense(4, 1), backend=backend_name)

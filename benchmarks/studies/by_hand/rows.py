@@ -26,8 +26,6 @@ PADDED = 768  # the parameters of 4-32-16-4 by hand, a multiple of every vector
 DIGITS, HIDDEN = (784, 30, 10), 1_000  # sizes; steps of a run
 MEMBERS, SAMPLES = 1_000, 64
 CALLS = 100  # from Python, of one sample
-
-
 Others = Callable[[np.ndarray, np.ndarray], Iterable[peers.Peer]]  # of the parameters and the outputs
 
 
