@@ -30,6 +30,7 @@ from chains.layers import Periodic
 from chains.solving.solve import Solution
 
 ADAM, RATE = 1000, 2e-3  # steps
+ITERATIONS = 10**6  # at most
 EVERY = 1000  # iterations of a round on fixed points, half of them on points that are drawn
 
 
@@ -317,7 +318,7 @@ def solved(made: Record, seed: int, seconds: float) -> Solution:
     try:
         return solve(
             made.net, made.net.init(seed=seed, dtype=np.float64), made.problem, adam=ADAM, optimizer=Adam(RATE),
-            iterations=10**6, every=EVERY if made.candidates is None else EVERY // 2, candidates=made.candidates,
+            iterations=ITERATIONS, every=EVERY if made.candidates is None else EVERY // 2, candidates=made.candidates,
             metrics=metrics, seed=seed,
         )  # fmt: skip
     finally:

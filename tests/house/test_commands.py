@@ -101,7 +101,7 @@ SMALLEST: dict[str, tuple[str, dict[str, object]]] = {
     "benchmarks.studies.ports": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.ports --neon": ("", {"ports.KERNELS": {"tanh": ports.KERNELS["tanh"]}}),
     "benchmarks.studies.queued": ("async_memory --rounds 1 --steps 1", {"queued.TORCH": NO_TORCH}),
-    "benchmarks.studies.records": ("wave --seeds 0 --seconds 1e-6", {"records.ADAM": 4, "records.EVERY": 4}),
+    "benchmarks.studies.records": ("wave --seeds 0", {"records.ADAM": 4, "records.EVERY": 4, "records.ITERATIONS": 4}),
     "benchmarks.studies.scaling": ("matrix_exp_200 --ranks 1 2 --rounds 1 --seconds 0.001", {}),
     "benchmarks.studies.ode_fits": (
         "", {"ode_fits.STARTS": 1, "ode_fits.ITERATIONS": {"LM": 2}, "ode_fits.MONTHS": np.linspace(0.0, 0.1, 3),
