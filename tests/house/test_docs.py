@@ -42,10 +42,12 @@ def names(path: Path) -> set[str]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.asname or alias.name for alias in node.names}
-        else:
-            found |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            continue
+        for each in ast.walk(node):
+            if isinstance(each, (ast.Import, ast.ImportFrom)):
+                found |= {alias.asname or alias.name for alias in each.names}
+            elif isinstance(each, ast.Name):
+                found.add(each.id)
     return found
 
 

@@ -363,6 +363,7 @@ def test_files_of_compiled_modules_are_known_by_their_parts(part, kind, tmp_path
         from_torch(tmp_path / "module.pt")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_compiled_modules_are_refused_with_what_to_do(tmp_path):
     module = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
     traced = torch.jit.trace(module, torch.zeros(1, 2))
