@@ -78,7 +78,7 @@ def pytest_ignore_collect(collection_path, config):
     if not has_choice(config) or config.getoption("--rest") or collection_path in map(Path.absolute, map(Path, config.args)):
         return None
     place = collection_path.relative_to(config.rootpath) if collection_path.is_relative_to(config.rootpath) else collection_path
-    return True if selection.remaining().get(place.as_posix()) == 0 else None
+    return True if selection.kept(place.as_posix()) == 0 else None
 
 
 QUICK = pytest.StashKey[dict[str, set[str]]]()  # the identifiers of the quick cases of tests with parameters
@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc):
     test, calls = metafunc.definition, getattr(metafunc, "_calls", None)  # pytest's own; without it, all cases run
     if calls and has_choice(metafunc.config):
         name, mark = selection.test_of(test), test.get_closest_marker("few")
-        every, most = selection.chosen(calls, mark), selection.remaining().get(selection.test_of(test))
+        every, most = selection.chosen(calls, mark), selection.kept(name)
         quick = selection.chosen(calls, mark, most)
         metafunc.config.stash.setdefault(QUICK, {})[name] = {call.id for call in quick}
         if not every:  # without a call, pytest would take the test for one without parameters
@@ -144,8 +144,8 @@ def is_quick(item, quick: dict[str, set[str]]) -> bool:
     """Whether an item is among the quick ones; `quick` has the identifiers of those with parameters."""
     name = selection.test_of(item)
     if name in quick and hasattr(item, "callspec"):
-        return item.callspec.id in quick[name] or (not quick[name] and selection.remaining().get(name) != 0)
-    return selection.remaining().get(name) != 0
+        return item.callspec.id in quick[name] or (not quick[name] and selection.kept(name) != 0)
+    return selection.kept(name) != 0
 
 
 @pytest.hookimpl(wrapper=True)

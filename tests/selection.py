@@ -42,6 +42,11 @@ def remaining() -> dict[str, int | str]:
     return {test: int(quick) if quick.isdecimal() else quick for test, quick in lines}
 
 
+def kept(test: str) -> int | str | None:
+    """The entry of a test, or of its file; None if all of its cases are quick."""
+    return remaining().get(test, remaining().get(test.partition("::")[0]))
+
+
 def test_of(item: Any) -> str:
     """The path and name of an item's test, without parameters."""
     return item.nodeid.partition("[")[0]

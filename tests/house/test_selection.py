@@ -103,6 +103,12 @@ def test_files_without_quick_cases_are_not_imported(options, named, ignored):
     assert conftest.pytest_ignore_collect(Path(__file__), config) is None
 
 
+def test_the_rest_has_files_without_quick_cases():
+    (file, *_) = (name for name in selection.remaining() if "::" not in name)
+    assert selection.kept(f"{file}::test_one") == 0
+    assert not conftest.is_quick(SimpleNamespace(nodeid=f"{file}::test_one[a]"), {})
+
+
 def test_tests_that_take_long_are_there():
     lines = [line for line in selection.LIST.read_text().splitlines() if not line.startswith("#")]
     assert lines == sorted(lines), "sort the lines of tests/thorough.txt"
